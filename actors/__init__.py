@@ -1,0 +1,1 @@
+"""The four actors. A network is imported only inside its own actor's process."""

@@ -1,0 +1,51 @@
+"""MLX as a process sees it: device, buffer pool, memory. Imported in actors only."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import psutil
+
+from vcpipe.actors.stage import StageConfig
+from vcpipe.schemas.errors import ConfigError
+
+_PROCESS = psutil.Process()
+
+
+def set_up(config: StageConfig) -> None:
+    """Choose the device and bound the buffer pool. ConfigError where MLX has no such device."""
+    if config.device is not None:
+        device = mx.Device(mx.cpu if config.device == "cpu" else mx.gpu, 0)
+        if not mx.is_available(device):
+            raise ConfigError(f"device {config.device!r} is not available to MLX here; accepted: cpu")
+        mx.set_default_device(device)
+    mx.set_cache_limit(config.cache_limit_bytes)
+
+
+def free_memory() -> None:
+    """Give the pool's unused buffers back: after a session, never per frame."""
+    mx.clear_cache()
+
+
+def device_name() -> str:
+    """The device that steps run on."""
+    return "gpu" if mx.default_device().type == mx.gpu else "cpu"
+
+
+def mlx_version() -> str:
+    """Version of MLX."""
+    return str(mx.__version__)
+
+
+def memory_bytes() -> int:
+    """MLX memory in use."""
+    return int(mx.get_active_memory())
+
+
+def cache_bytes() -> int:
+    """MLX memory kept for reuse."""
+    return int(mx.get_cache_memory())
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process."""
+    return int(_PROCESS.memory_info().rss)

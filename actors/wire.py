@@ -1,0 +1,113 @@
+"""An actor's sockets: data in, data out, reports, control. One place for their options."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from vcpipe.schemas.control import CONTROL
+from vcpipe.schemas.envelope import NO_FRAME, Header, Message, pack
+from vcpipe.schemas.errors import StageTimeoutError
+from vcpipe.schemas.messages import DATA
+
+#: A peer that takes nothing for this long is gone or stuck.
+SEND_TIMEOUT_S = 120.0
+_POLL_MS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class StageEndpoints:
+    """Where an actor binds (``data_in``, ``control``) and where it connects (``data_out``, ``reports``)."""
+
+    data_in: str
+    control: str
+    reports: str
+    data_out: str | None
+
+
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """A context whose sockets never hold up the end of the process: pyzmq's own default lingers for ever."""
+    context = zmq.Context()
+    context.linger = 0
+    return context
+
+
+class Sender:
+    """A PUSH socket that numbers and stamps what it sends. For one thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.socket = context.socket(zmq.PUSH)
+        # Without it a message for a peer that is not there (yet) would sit in a pipe nobody reads.
+        self.socket.immediate = True
+        self.socket.connect(endpoint)
+        self._seq = 0
+
+    def send(self, message: Message, session: str = "", epoch: int = 0, frame_index: int = NO_FRAME) -> None:
+        """Send, waiting at most :data:`SEND_TIMEOUT_S` for the peer; then StageTimeoutError."""
+        deadline = time.monotonic() + SEND_TIMEOUT_S
+        while not self.try_send(message, session, epoch, frame_index):
+            self.socket.poll(_POLL_MS, zmq.POLLOUT)
+            if time.monotonic() > deadline:
+                where = self.socket.last_endpoint
+                raise StageTimeoutError(f"{message.KIND}: nobody took it at {where!r} in {SEND_TIMEOUT_S:.0f} s")
+
+    def try_send(self, message: Message, session: str = "", epoch: int = 0, frame_index: int = NO_FRAME) -> bool:
+        """Send if the peer has room now; returns whether it had."""
+        header = Header(session, epoch, frame_index, self._seq, time.monotonic_ns())
+        try:
+            self.socket.send_multipart(pack(header, message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._seq += 1
+        return True
+
+
+class StageWire:
+    """All sockets of an actor's main thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoints: StageEndpoints) -> None:
+        self.context = context
+        self._endpoints = endpoints
+        self._control = context.socket(zmq.PULL)
+        self._control.bind(endpoints.control)
+        self._data = context.socket(zmq.PULL)
+        self._data.bind(endpoints.data_in)
+        self._poller = zmq.Poller()
+        self._poller.register(self._control, zmq.POLLIN)
+        self._poller.register(self._data, zmq.POLLIN)
+        self.reports = Sender(context, endpoints.reports)
+        self.out = Sender(context, endpoints.data_out) if endpoints.data_out else None
+
+    def new_reporter(self) -> Sender:
+        """A further report socket, for another thread."""
+        return Sender(self.context, self._endpoints.reports)
+
+    def wait(self, timeout_ms: int) -> None:
+        """Until control or data is there, or the time is over."""
+        self._poller.poll(timeout_ms)
+
+    def wait_writable(self) -> None:
+        """Until the next stage has room, at most a poll's length."""
+        if self.out is not None:
+            self.out.socket.poll(_POLL_MS, zmq.POLLOUT)
+
+    def next_control(self) -> tuple[Header, Any] | None:
+        """A control message that is there now."""
+        parts = _receive(self._control)
+        return None if parts is None else CONTROL.unpack(parts)
+
+    def next_data(self) -> tuple[Header, Any] | None:
+        """A data message that is there now; its arrays are views of the received buffers."""
+        parts = _receive(self._data)
+        return None if parts is None else DATA.unpack(parts)
+
+
+def _receive(socket: zmq.Socket[bytes]) -> Sequence[bytes] | None:
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None

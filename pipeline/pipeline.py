@@ -1,0 +1,276 @@
+"""A running pipeline: starts the actors on a checkpoint, opens sessions, stops everything."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import queue
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from vcpipe.actors.checkpoint import geometry, read_config
+from vcpipe.actors.entry import ActorConfig
+from vcpipe.actors.wire import StageEndpoints
+from vcpipe.pipeline.clock import make_clock
+from vcpipe.pipeline.coordinator import Coordinator
+from vcpipe.pipeline.environment import actor_environment
+from vcpipe.pipeline.process import ActorProcess, stop_all
+from vcpipe.pipeline.runtime import ParentEndpoints, PipelineRuntime
+from vcpipe.pipeline.session import SessionCommands, VoiceChatSession
+from vcpipe.pipeline.tap import TapPublisher
+from vcpipe.pipeline.tracks import Delivery, FrameTrack, OfflineResult, OfflineTrack
+from vcpipe.schemas.config import GenerateOptions, PipelineConfig, SessionOptions
+from vcpipe.schemas.errors import ActorStartupError, ConfigError, StageTimeoutError, VcpipeError
+from vcpipe.schemas.messages import OpenSession
+from vcpipe.schemas.reports import Beat, Loading, Ready
+
+#: Longest path of a Unix socket on macOS; Linux allows four more.
+_MAX_IPC_PATH = 103
+#: Samples of one message of an offline run (1 s).
+_OFFLINE_CHUNK = 16000
+
+Listener = Callable[[str, Delivery], None]
+
+
+class Pipeline:
+    """The actors of one checkpoint. A context manager; leaving it stops every process, also after an exception.
+
+    ``on_progress`` is called from another thread while the stages load. ``listener(session, delivery)`` sees everything
+    that goes to any session, on the coordinator's thread (a trace, for instance).
+    Raises ConfigError or ActorStartupError; then nothing was left running.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        on_progress: Callable[[Loading], None] = lambda loading: None,
+        listener: Listener | None = None,
+        modules: dict[str, str] | None = None,
+    ) -> None:
+        self.config = config
+        self.checkpoint_config = read_config(config.checkpoint)
+        self.geometry = geometry(self.checkpoint_config)
+        self._listeners: list[Listener] = [] if listener is None else [listener]
+        self._folder = tempfile.mkdtemp(prefix="vcpipe-")
+        self._processes: list[ActorProcess] = []
+        self._runtime: PipelineRuntime | None = None
+        self._closed = False
+        atexit.register(self.close)
+        try:
+            self._start(on_progress, modules or {})
+        except BaseException:
+            self.close(graceful_s=0.0)
+            raise
+
+    # -- start
+
+    def _start(self, on_progress: Callable[[Loading], None], modules: dict[str, str]) -> None:
+        stages = self.config.stages
+        endpoints = {name: self._endpoint(name) for name in self._pipe_names()}
+        control = {stage: endpoints[f"{stage}.control"] for stage in stages}
+        self._coordinator = Coordinator(stages)
+        parent = ParentEndpoints(endpoints["reports"], endpoints[f"{stages[0]}.in"], control)
+        self._runtime = PipelineRuntime(parent, self._coordinator, self.config.step_timeout_s, on_progress)
+        if self.config.tap is not None:
+            self._listeners.append(TapPublisher(self._runtime.context, self.config.tap).publish)
+        environment = actor_environment()
+        for stage, following in zip(stages, (*stages[1:], None), strict=True):
+            data_out = None if following is None else endpoints[f"{following}.in"]
+            stage_endpoints = StageEndpoints(
+                endpoints[f"{stage}.in"], endpoints[f"{stage}.control"], endpoints["reports"], data_out
+            )
+            module = modules.get(stage, f"vcpipe.actors.{stage}.actor")
+            checkpoint = str(self.config.checkpoint.resolve())
+            actor = ActorConfig(stage, module, checkpoint, self.config.device, stage_endpoints, self._folder)
+            self._processes.append(ActorProcess(actor, environment, self._folder))
+        self._runtime.start(self._processes)
+        self._wait_ready()
+
+    def _pipe_names(self) -> list[str]:
+        return ["reports", *(f"{stage}.{pipe}" for stage in self.config.stages for pipe in ("in", "control"))]
+
+    def _endpoint(self, name: str) -> str:
+        """The user's endpoint for a pipe, else a socket file in the private folder."""
+        if name in self.config.endpoints:
+            return self.config.endpoints[name]
+        path = f"{self._folder}/{name}"
+        if len(path.encode()) > _MAX_IPC_PATH:
+            raise ConfigError(
+                f"the socket path {path} is longer than {_MAX_IPC_PATH} bytes; set TMPDIR to a shorter folder"
+            )
+        return f"ipc://{path}"
+
+    def _wait_ready(self) -> None:
+        assert self._runtime is not None
+        deadline = time.monotonic() + self.config.startup_timeout_s
+        while len(self._runtime.ready) < len(self.config.stages):
+            try:
+                said = self._runtime.ready_queue.get(timeout=max(deadline - time.monotonic(), 0.0))
+            except queue.Empty:
+                missing = [stage for stage in self.config.stages if stage not in self._runtime.ready]
+                raise ActorStartupError(
+                    f"{', '.join(missing)} not ready after {self.config.startup_timeout_s:.0f} s"
+                ) from None
+            if isinstance(said, VcpipeError):
+                raise said
+
+    # -- facts
+
+    @property
+    def ready(self) -> dict[str, Ready]:
+        """What each stage said when it was ready."""
+        assert self._runtime is not None
+        return dict(self._runtime.ready)
+
+    @property
+    def beats(self) -> dict[str, Beat]:
+        """The latest heartbeat of each stage: memory, open sessions."""
+        assert self._runtime is not None
+        return dict(self._runtime.beats)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by stage."""
+        return {process.stage: process.pid for process in self._processes}
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the stages found odd about the checkpoint."""
+        return [f"{stage}: {line}" for stage, ready in self.ready.items() for line in ready.warnings]
+
+    # -- sessions
+
+    def open_session(self, options: SessionOptions | None = None, **fields: Any) -> VoiceChatSession:
+        """Open a streaming session; give a SessionOptions or its fields.
+
+        Returns once every stage holds it, system prompt included.
+        """
+        options = SessionOptions(**fields) if options is None else options
+        session_id = _new_id()
+        deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        deliver = self._deliverer(session_id, deliveries)
+        clock = make_clock(options.clock, self.geometry.frame_ns)
+        track = FrameTrack(session_id, self.geometry, self.config.stages, self.config.window, clock, deliver)
+        request = OpenSession(
+            system_prompt=options.system_prompt,
+            seed=options.seed,
+            use_language_cache=options.use_language_cache,
+            use_perception_cache=options.use_perception_cache,
+            prompt_codes=self._prompt_codes(),
+        )
+        self._submit(lambda: self._coordinator.open(session_id, request, track, deliver))
+        commands = SessionCommands(self._submit, self._coordinator)
+        session = VoiceChatSession(
+            session_id, options, self.geometry, clock, track, deliveries, commands, self.config.step_timeout_s
+        )
+        session.wait_opened(self.config.startup_timeout_s)
+        return session
+
+    def generate(
+        self, samples: Any, options: GenerateOptions | None = None, on_frame: Callable[[int], None] | None = None
+    ) -> OfflineResult:
+        """Run the model over a whole 16 kHz mono waveform, (n,) float32 in [-1, 1], n >= 172.
+
+        Perception sees the whole waveform at once, the codec decodes all frames at once. Raises ValueError for a waveform of
+        another rank, VcpipeError where a stage refuses it.
+        """
+        options = GenerateOptions() if options is None else options
+        pcm = np.asarray(samples, np.float32).squeeze()
+        if pcm.ndim != 1 or not np.isfinite(pcm).all():
+            raise ValueError(f"the waveform must be mono and finite, got shape {np.shape(samples)}")
+        silence = round(options.extra_decoding_seconds * self.geometry.input_sample_rate)
+        pcm = np.concatenate([pcm, np.zeros(silence, np.float32)])
+        session_id = _new_id()
+        deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        deliver = self._deliverer(session_id, deliveries)
+        track = OfflineTrack(self.geometry, deliver, on_frame)
+        request = OpenSession(
+            offline=True,
+            system_prompt=options.system_prompt,
+            seed=options.seed,
+            use_language_cache=options.use_language_cache,
+            max_frames=options.max_frames,
+            prompt_codes=self._prompt_codes(),
+        )
+        chunks = [pcm[start : start + _OFFLINE_CHUNK] for start in range(0, len(pcm), _OFFLINE_CHUNK)]
+        self._submit(lambda: self._coordinator.open(session_id, request, track, deliver))
+        self._submit(lambda: self._coordinator.feed(session_id, chunks))
+        self._submit(lambda: self._coordinator.finish(session_id))
+        try:
+            return self._offline_result(deliveries, track)
+        except BaseException:
+            with contextlib.suppress(VcpipeError):
+                self._submit(lambda: self._coordinator.cancel(session_id))
+            raise
+
+    def _offline_result(self, deliveries: queue.SimpleQueue[Delivery], track: OfflineTrack) -> OfflineResult:
+        """Wait as long as the stages make progress."""
+        result: Delivery | None = None
+        progress = -1
+        while True:
+            try:
+                delivery = deliveries.get(timeout=self.config.step_timeout_s)
+            except queue.Empty:
+                if track.progress == progress:
+                    raise StageTimeoutError(f"no progress within {self.config.step_timeout_s:.0f} s") from None
+                progress = track.progress
+                continue
+            if isinstance(delivery, VcpipeError):
+                raise delivery
+            if isinstance(delivery, OfflineResult):
+                result = delivery
+            if delivery == "ended" and isinstance(result, OfflineResult):
+                return result
+
+    def _prompt_codes(self) -> np.ndarray | None:
+        assert self._runtime is not None
+        codec = self._runtime.ready.get("codec")
+        return None if codec is None else codec.prompt_codes
+
+    def _deliverer(self, session: str, deliveries: queue.SimpleQueue[Delivery]) -> Callable[[Delivery], None]:
+        def deliver(delivery: Delivery) -> None:
+            deliveries.put(delivery)
+            for listener in self._listeners:
+                listener(session, delivery)
+
+        return deliver
+
+    def _submit(self, call: Callable[[], None]) -> None:
+        assert self._runtime is not None
+        self._runtime.submit(call)
+
+    # -- stop
+
+    def close(self, graceful_s: float = 5.0) -> None:
+        """Stop every process (asked first, then SIGTERM, then SIGKILL, each bounded) and remove the sockets. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        if self._runtime is not None:
+            self._runtime.request_shutdown()
+        stop_all(self._processes, graceful_s)
+        if self._runtime is not None:
+            self._runtime.finish()
+        for process in self._processes:
+            process.release()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _new_id() -> str:
+    return f"sess_{uuid.uuid4().hex[:16]}"

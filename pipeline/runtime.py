@@ -1,0 +1,257 @@
+"""The coordinator's thread: owns the sockets, the processes' ends and the :class:`Coordinator`, and nobody else touches them.
+
+Other threads hand it calls with :meth:`PipelineRuntime.submit`; what comes back goes through each session's ``deliver``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from vcpipe.actors.wire import new_context
+from vcpipe.pipeline.coordinator import Coordinator, Outgoing
+from vcpipe.pipeline.process import ActorProcess, describe_exit
+from vcpipe.schemas.control import Shutdown
+from vcpipe.schemas.envelope import NO_FRAME, PROTOCOL, Header, pack
+from vcpipe.schemas.errors import ActorDiedError, ActorStartupError, PipelineClosedError, StageTimeoutError, VcpipeError
+from vcpipe.schemas.reports import REPORTS, Beat, Failed, Loading, Ready, Stopped
+
+_MAX_WAIT_MS = 200
+_LAST_WORDS_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ParentEndpoints:
+    """``reports`` is bound here; ``data`` (of the first stage) and each stage's ``control`` are connected to."""
+
+    reports: str
+    data: str
+    control: dict[str, str]
+
+
+class PipelineRuntime:
+    """Runs one pipeline's coordinator until it is stopped or a stage is lost."""
+
+    def __init__(
+        self,
+        endpoints: ParentEndpoints,
+        coordinator: Coordinator,
+        step_timeout_s: float,
+        on_progress: Callable[[Loading], None],
+    ) -> None:
+        self._endpoints = endpoints
+        self._coordinator = coordinator
+        self._step_timeout_s = step_timeout_s
+        self._on_progress = on_progress
+        self.context = new_context()
+        self._reports = self.context.socket(zmq.PULL)
+        self._reports.bind(endpoints.reports)
+        self._senders: dict[str, zmq.Socket[bytes]] = {}
+        self._pending: dict[str, deque[tuple[Header, object]]] = {}
+        self._calls: deque[Callable[[], None]] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._reports, zmq.POLLIN)
+        self._poller.register(self._wake_read, zmq.POLLIN)
+        self._processes: dict[int, ActorProcess] = {}
+        self._seq = 0
+        self._stopping = False
+        self._finished = False
+        self.ready: dict[str, Ready] = {}
+        self.beats: dict[str, Beat] = {}
+        self.failure: VcpipeError | None = None
+        self.ready_queue: queue.SimpleQueue[Ready | VcpipeError] = queue.SimpleQueue()
+        self._failures: dict[str, Failed] = {}
+        self._thread = threading.Thread(target=self._run, name="vcpipe-coordinator", daemon=True)
+
+    # -- called by other threads
+
+    def start(self, processes: list[ActorProcess]) -> None:
+        """Watch the processes and begin."""
+        for process in processes:
+            self._processes[process.output_fd] = process
+            self._poller.register(process.output_fd, zmq.POLLIN)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Run ``call`` on the coordinator's thread, in order. Raises what ended the pipeline, if it has ended."""
+        if self.failure is not None:
+            raise self.failure
+        if self._stopping:
+            raise PipelineClosedError("the pipeline is closed; start another one")
+        self._calls.append(call)
+        self._wake()
+
+    def request_shutdown(self) -> None:
+        """Ask every stage to leave; from here on their ends are expected."""
+        self._stopping = True
+        self._calls.append(self._send_shutdown)
+        self._wake()
+
+    def finish(self) -> None:
+        """End the thread and close everything it owned. The processes must have ended."""
+        self._finished = True
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+        self.context.destroy(linger=0)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"\0")
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._finished:
+                self._turn()
+        except Exception as error:
+            self._lose(VcpipeError(f"the coordinator failed: {type(error).__name__}: {error}"))
+            raise
+
+    def _turn(self) -> None:
+        wake_ns = self._coordinator.pump(time.monotonic_ns())
+        self._flush_outgoing()
+        for source, _ in self._poller.poll(self._wait_ms(wake_ns)):
+            if source == self._wake_read:
+                self._run_calls()
+            elif source in self._processes:
+                self._read_process(self._processes[source])
+        self._drain_reports()
+        self._check_beats()
+
+    def _wait_ms(self, wake_ns: int | None) -> int:
+        if any(self._pending.values()):
+            return 1
+        if wake_ns is None:
+            return _MAX_WAIT_MS
+        # Rounded up, so that a wake in less than a millisecond is not a busy loop.
+        return min(_MAX_WAIT_MS, max(0, -(-(wake_ns - time.monotonic_ns()) // 1_000_000)))
+
+    def _run_calls(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        while self._calls:
+            self._calls.popleft()()
+
+    def _drain_reports(self) -> None:
+        while True:
+            try:
+                parts = self._reports.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            header, report = REPORTS.unpack(parts)
+            self._take(header, report)
+
+    def _take(self, header: Header, report: object) -> None:
+        if isinstance(report, Loading):
+            self._on_progress(report)
+        elif isinstance(report, Ready):
+            self._stage_ready(report)
+        elif isinstance(report, Beat):
+            self.beats[report.stage] = report
+        elif isinstance(report, Failed):
+            self._failures[report.stage] = report
+        elif not isinstance(report, Stopped):
+            self._coordinator.handle(header, report, time.monotonic_ns())
+
+    def _stage_ready(self, report: Ready) -> None:
+        if report.protocol != PROTOCOL:
+            self._lose(ActorStartupError(f"{report.stage} speaks protocol {report.protocol}, this side {PROTOCOL}"))
+            return
+        self.ready[report.stage] = report
+        self.ready_queue.put(report)
+
+    # -- sending
+
+    def _flush_outgoing(self) -> None:
+        while self._coordinator.outgoing:
+            self._queue(self._coordinator.outgoing.popleft())
+        for pipe, pending in self._pending.items():
+            while pending and self._try_send(pipe, *pending[0]):
+                pending.popleft()
+
+    def _queue(self, outgoing: Outgoing) -> None:
+        pipes = ["data"] if outgoing.pipe == "data" else list(self._endpoints.control)
+        for pipe in pipes:
+            header = Header(outgoing.session, outgoing.epoch, outgoing.frame_index, self._seq, 0)
+            self._seq += 1
+            self._pending.setdefault(pipe, deque()).append((header, outgoing.message))
+
+    def _try_send(self, pipe: str, header: Header, message: object) -> bool:
+        stamped = Header(header.session, header.epoch, header.frame_index, header.seq, time.monotonic_ns())
+        try:
+            self._sender(pipe).send_multipart(pack(stamped, message), zmq.NOBLOCK)  # type: ignore[arg-type]
+        except zmq.Again:
+            return False
+        return True
+
+    def _sender(self, pipe: str) -> zmq.Socket[bytes]:
+        if pipe not in self._senders:
+            socket = self.context.socket(zmq.PUSH)
+            socket.immediate = True
+            socket.connect(self._endpoints.data if pipe == "data" else self._endpoints.control[pipe])
+            self._senders[pipe] = socket
+        return self._senders[pipe]
+
+    def _send_shutdown(self) -> None:
+        for stage in self._endpoints.control:
+            header = Header("", 0, NO_FRAME, self._seq, 0)
+            self._pending.setdefault(stage, deque()).append((header, Shutdown()))
+
+    # -- watching
+
+    def _read_process(self, process: ActorProcess) -> None:
+        if process.read_output():
+            return
+        self._poller.unregister(process.output_fd)
+        del self._processes[process.output_fd]
+        if not self._stopping:
+            self._lose_stage(process)
+
+    def _lose_stage(self, process: ActorProcess) -> None:
+        code = process.wait(_LAST_WORDS_S)
+        self._drain_last_words(process.stage)
+        failed = self._failures.get(process.stage)
+        kind = ActorDiedError if process.stage in self.ready else ActorStartupError
+        if failed is not None and failed.expected:
+            self._lose(kind(f"{process.stage}: {failed.error}"))
+            return
+        when = "while it was needed" if process.stage in self.ready else "while it was starting"
+        message = f"{process.stage} ended {when} ({describe_exit(code)})"
+        if failed is not None:
+            message += f": {failed.error}\n{failed.traceback.strip()}"
+        elif process.output_tail:
+            message += f"; its last words:\n{process.output_tail}"
+        self._lose(kind(message))
+
+    def _drain_last_words(self, stage: str) -> None:
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while stage not in self._failures and (left := deadline - time.monotonic()) > 0:
+            if self._reports.poll(int(left * 1e3)):
+                self._drain_reports()
+
+    def _check_beats(self) -> None:
+        now_ns = time.monotonic_ns()
+        for beat in self.beats.values():
+            if beat.busy_since_ns and now_ns - beat.busy_since_ns > self._step_timeout_s * 1e9 and not self._stopping:
+                text = f"{beat.stage} has been in one step for more than {self._step_timeout_s:.0f} s"
+                self._lose(StageTimeoutError(text))
+
+    def _lose(self, error: VcpipeError) -> None:
+        if self.failure is None:
+            self.failure = error
+            self.ready_queue.put(error)
+            self._coordinator.fail_all(error)

@@ -1,0 +1,1 @@
+"""What travels between the processes of vcpipe, and the words for it. numpy and msgpack only."""

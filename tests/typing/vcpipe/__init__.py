@@ -1,0 +1,1 @@
+../../../launch/_root/__init__.py
