@@ -53,8 +53,8 @@ class ActorLoop:
 
     @property
     def open_sessions(self) -> int:
-        """Sessions whose state is held."""
-        return sum(held.state is not None for held in self._sessions.values())
+        """Sessions whose state is held. Asked by the beat's thread too, hence the copy."""
+        return sum(held.state is not None for held in list(self._sessions.values()))
 
     def run(self) -> None:
         """Until Shutdown. An exception other than VcpipeError in a step leaves the loop: the caches are unsure then."""

@@ -10,6 +10,11 @@ from vcpipe.schemas.errors import ConfigError
 
 _PROCESS = psutil.Process()
 
+#: Bound of MLX's pool of freed buffers. Attention over a growing history asks for a new size every frame, so an unbounded
+#: pool grows with the session. On a CPU a buffer that is not pooled costs little; on a GPU allocation is what the pool saves.
+_CPU_POOL_BYTES = 8 << 20
+_GPU_POOL_BYTES = 1 << 30
+
 
 def set_up(config: StageConfig) -> None:
     """Choose the device and bound the buffer pool. ConfigError where MLX has no such device."""
@@ -18,7 +23,7 @@ def set_up(config: StageConfig) -> None:
         if not mx.is_available(device):
             raise ConfigError(f"device {config.device!r} is not available to MLX here; accepted: cpu")
         mx.set_default_device(device)
-    mx.set_cache_limit(config.cache_limit_bytes)
+    mx.set_cache_limit(_GPU_POOL_BYTES if device_name() == "gpu" else _CPU_POOL_BYTES)
 
 
 def free_memory() -> None:

@@ -19,13 +19,11 @@ class StageConfig:
     """Everything an actor is told at its start (it reads no environment variables).
 
     ``checkpoint``: an existing folder. ``device``: "cpu", "gpu" or None for MLX's default.
-    ``cache_limit_bytes``: bound of MLX's buffer pool.
     """
 
     stage: str
     checkpoint: Path
     device: str | None = None
-    cache_limit_bytes: int = 512 << 20
 
 
 #: Called while a stage loads: what is being done, and how far it is (0..1).

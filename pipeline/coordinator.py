@@ -53,6 +53,7 @@ class Coordinator:
         self._sessions: dict[str, _Record] = {}
         self.outgoing: deque[Outgoing] = deque()
         self.late_reports = 0
+        self._lost: VcpipeError | None = None
 
     @property
     def sessions(self) -> int:
@@ -63,6 +64,10 @@ class Coordinator:
 
     def open(self, session: str, request: OpenSession, track: Track, deliver: Deliver) -> None:
         """Send OpenSession down the stages; "opened" is delivered once all of them have the session."""
+        if self._lost is not None:
+            deliver(self._lost)
+            deliver("ended")
+            return
         record = _Record(session, track, deliver)
         self._sessions[session] = record
         self._send_data(record, NO_FRAME, request)
@@ -87,7 +92,8 @@ class Coordinator:
             self._drop(record)
 
     def fail_all(self, error: VcpipeError) -> None:
-        """The pipeline is lost: every session gets the error and ends."""
+        """The pipeline is lost: every session, also one that is still to come, gets the error and ends."""
+        self._lost = error
         for record in self._sessions.values():
             if record.state != "dropped":
                 record.deliver(error)

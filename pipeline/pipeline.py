@@ -28,6 +28,7 @@ from vcpipe.pipeline.tap import TapPublisher
 from vcpipe.pipeline.tracks import Delivery, FrameTrack, OfflineResult, OfflineTrack
 from vcpipe.schemas.config import GenerateOptions, PipelineConfig, SessionOptions
 from vcpipe.schemas.errors import ActorStartupError, ConfigError, StageTimeoutError, VcpipeError
+from vcpipe.schemas.events import Event
 from vcpipe.schemas.messages import OpenSession
 from vcpipe.schemas.reports import Beat, Loading, Ready
 
@@ -73,7 +74,7 @@ class Pipeline:
 
     def _start(self, on_progress: Callable[[Loading], None], modules: dict[str, str]) -> None:
         stages = self.config.stages
-        endpoints = {name: self._endpoint(name) for name in self._pipe_names()}
+        endpoints = {name: self._endpoint(name) for name in self.config.pipe_names}
         control = {stage: endpoints[f"{stage}.control"] for stage in stages}
         self._coordinator = Coordinator(stages)
         parent = ParentEndpoints(endpoints["reports"], endpoints[f"{stages[0]}.in"], control)
@@ -92,9 +93,6 @@ class Pipeline:
             self._processes.append(ActorProcess(actor, environment, self._folder))
         self._runtime.start(self._processes)
         self._wait_ready()
-
-    def _pipe_names(self) -> list[str]:
-        return ["reports", *(f"{stage}.{pipe}" for stage in self.config.stages for pipe in ("in", "control"))]
 
     def _endpoint(self, name: str) -> str:
         """The user's endpoint for a pipe, else a socket file in the private folder."""
@@ -174,11 +172,15 @@ class Pipeline:
         return session
 
     def generate(
-        self, samples: Any, options: GenerateOptions | None = None, on_frame: Callable[[int], None] | None = None
+        self,
+        samples: Any,
+        options: GenerateOptions | None = None,
+        on_event: Callable[[Event], None] = lambda event: None,
     ) -> OfflineResult:
         """Run the model over a whole 16 kHz mono waveform, (n,) float32 in [-1, 1], n >= 172.
 
-        Perception sees the whole waveform at once, the codec decodes all frames at once. Raises ValueError for a waveform of
+        Perception sees the whole waveform at once, the codec decodes all frames at once. ``on_event`` gets the text events
+        as they come. Raises ValueError for a waveform of
         another rank, VcpipeError where a stage refuses it.
         """
         options = GenerateOptions() if options is None else options
@@ -190,7 +192,7 @@ class Pipeline:
         session_id = _new_id()
         deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         deliver = self._deliverer(session_id, deliveries)
-        track = OfflineTrack(self.geometry, deliver, on_frame)
+        track = OfflineTrack(self.geometry, deliver)
         request = OpenSession(
             offline=True,
             system_prompt=options.system_prompt,
@@ -204,13 +206,15 @@ class Pipeline:
         self._submit(lambda: self._coordinator.feed(session_id, chunks))
         self._submit(lambda: self._coordinator.finish(session_id))
         try:
-            return self._offline_result(deliveries, track)
+            return self._offline_result(deliveries, track, on_event)
         except BaseException:
             with contextlib.suppress(VcpipeError):
                 self._submit(lambda: self._coordinator.cancel(session_id))
             raise
 
-    def _offline_result(self, deliveries: queue.SimpleQueue[Delivery], track: OfflineTrack) -> OfflineResult:
+    def _offline_result(
+        self, deliveries: queue.SimpleQueue[Delivery], track: OfflineTrack, on_event: Callable[[Event], None]
+    ) -> OfflineResult:
         """Wait as long as the stages make progress."""
         result: Delivery | None = None
         progress = -1
@@ -224,6 +228,8 @@ class Pipeline:
                 continue
             if isinstance(delivery, VcpipeError):
                 raise delivery
+            if isinstance(delivery, Event):
+                on_event(delivery)
             if isinstance(delivery, OfflineResult):
                 result = delivery
             if delivery == "ended" and isinstance(result, OfflineResult):
@@ -269,7 +275,8 @@ class Pipeline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # After an exception, Ctrl-C among them, nobody waits for a stage to finish a long step.
+        self.close(graceful_s=5.0 if error is None else 2.0)
 
 
 def _new_id() -> str:

@@ -21,7 +21,14 @@ from vcpipe.pipeline.coordinator import Coordinator, Outgoing
 from vcpipe.pipeline.process import ActorProcess, describe_exit
 from vcpipe.schemas.control import Shutdown
 from vcpipe.schemas.envelope import NO_FRAME, PROTOCOL, Header, pack
-from vcpipe.schemas.errors import ActorDiedError, ActorStartupError, PipelineClosedError, StageTimeoutError, VcpipeError
+from vcpipe.schemas.errors import (
+    ActorDiedError,
+    ActorStartupError,
+    ConfigError,
+    PipelineClosedError,
+    StageTimeoutError,
+    VcpipeError,
+)
 from vcpipe.schemas.reports import REPORTS, Beat, Failed, Loading, Ready, Stopped
 
 _MAX_WAIT_MS = 200
@@ -227,7 +234,7 @@ class PipelineRuntime:
         failed = self._failures.get(process.stage)
         kind = ActorDiedError if process.stage in self.ready else ActorStartupError
         if failed is not None and failed.expected:
-            self._lose(kind(f"{process.stage}: {failed.error}"))
+            self._lose(ConfigError(f"{process.stage}: {failed.error}"))
             return
         when = "while it was needed" if process.stage in self.ready else "while it was starting"
         message = f"{process.stage} ended {when} ({describe_exit(code)})"

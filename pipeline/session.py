@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -31,6 +31,8 @@ from vcpipe.schemas.geometry import MAX_BACKLOG_S, FrameGeometry
 
 #: Most frames that push_audio keeps on their way; more would only wait.
 _MAX_PUSH_FRAMES = 64
+#: Frames on their way at which ``stream`` waits before it takes the next chunk.
+_MAX_STREAM_FRAMES = 32
 
 
 class VoiceChatSession:
@@ -196,6 +198,28 @@ class VoiceChatSession:
         while not self._said_last:
             event = self._next_event(timeout_s)
             if event is not None:
+                yield event
+
+    def stream(self, chunks: Iterable[Any], pad_partial: bool = True) -> Iterator[Event]:
+        """Feed ``chunks`` (mono PCM of any size) and yield events as they come, ``done`` last.
+
+        Chunks are taken no faster than they are worked on. With a limit on the session, ContextLimitError is raised after
+        the events of all frames before it; flush or cancel then ends the session.
+        """
+        for chunk in chunks:
+            yield from self._events_while_more_than(_MAX_STREAM_FRAMES)
+            try:
+                self.feed(chunk)
+            except ContextLimitError:
+                yield from self._events_while_more_than(0)
+                raise
+            yield from self.poll()
+        self.end(pad_partial)
+        yield from self.events()
+
+    def _events_while_more_than(self, frames: int) -> Iterator[Event]:
+        while self._frames_fed - self._frames_read > frames:
+            if (event := self._next_event(None)) is not None:
                 yield event
 
     def poll(self) -> list[Event]:

@@ -1,4 +1,4 @@
-"""The tap: a PUB socket with copies of everything, and its reader. It may drop; ``seq`` shows the gap; no frame waits for it."""
+"""The tap: a PUB socket with copies of everything, and its reader. It may drop (``seq`` shows it); no frame waits for it."""
 
 from __future__ import annotations
 

@@ -143,17 +143,18 @@ class FrameTrack:
     def collect(self, frame_index: int, report: Any, now_ns: int) -> None:
         frame = self._frames.get(frame_index)
         if frame is None:
-            raise FrameContractError(f"{report.KIND} for frame {frame_index}, which is not in flight")
-        if isinstance(report, Transcript):
-            frame.transcript = report
-        elif isinstance(report, Tokens):
-            frame.tokens = report
-        elif isinstance(report, AudioFrame):
-            self._check_audio(frame_index, report)
-            frame.audio = report
-        elif isinstance(report, StageTiming):
+            stage = report.stage if isinstance(report, StageTiming) else _RESULTS[type(report)][0]
+            raise FrameContractError(f"{stage} sent {report.KIND} for frame {frame_index}, which is not in flight")
+        if isinstance(report, StageTiming):
             self._stage_done(frame_index, frame, report)
             self._release(now_ns)
+            return
+        if isinstance(report, AudioFrame):
+            self._check_audio(frame_index, report)
+        stage, name = _RESULTS[type(report)]
+        if getattr(frame, name) is not None:
+            raise FrameContractError(f"{stage} returned {report.KIND} of frame {frame_index} twice")
+        setattr(frame, name, report)
 
     def _check_audio(self, index: int, audio: AudioFrame) -> None:
         for what, seen, expected in (
@@ -221,6 +222,10 @@ class _Frame:
     audio: AudioFrame | None = None
 
 
+#: Who sends a frame's results, and where they are kept in a :class:`_Frame`.
+_RESULTS = {Transcript: ("perception", "transcript"), Tokens: ("language", "tokens"), AudioFrame: ("codec", "audio")}
+
+
 class CumulativeTexts:
     """The texts so far, brought up to date by the stages' edits."""
 
@@ -251,14 +256,14 @@ def _edited(text: str, erase: int, append: str) -> str:
 
 
 class OfflineTrack:
-    """Collects a run over a whole waveform. It holds all of it: that is what the caller asked for."""
+    """Collects a run over a whole waveform. It holds all of it: that is what the caller asked for.
 
-    def __init__(
-        self, geometry: FrameGeometry, deliver: Deliver, on_frame: Callable[[int], None] | None = None
-    ) -> None:
+    Text events are delivered as they come, the result at the end.
+    """
+
+    def __init__(self, geometry: FrameGeometry, deliver: Deliver) -> None:
         self._geometry = geometry
         self._deliver = deliver
-        self._on_frame = on_frame
         #: Rises with every report, so that a waiting caller can tell slow from stuck.
         self.progress = 0
         self._backlog: deque[np.ndarray] = deque()
@@ -291,16 +296,15 @@ class OfflineTrack:
         self.progress += 1
         if isinstance(report, Transcript):
             self._has_transcript = True
-            self._texts.transcript_event(frame_index, report)
+            self._deliver(self._texts.transcript_event(frame_index, report))
         elif isinstance(report, Tokens):
             self._in_order("language", frame_index, len(self._tokens))
             self._tokens.append(report)
-            self._texts.token_events(frame_index, report)
+            for event in self._texts.token_events(frame_index, report):
+                self._deliver(event)
         elif isinstance(report, AudioFrame) and len(report.codes):
             self._in_order("codec", frame_index, len(self._codes))
             self._codes.append(report.codes.copy())
-            if self._on_frame is not None:
-                self._on_frame(len(self._codes))
         elif isinstance(report, AudioFrame):
             self._audio.append(report.samples.copy())
 

@@ -37,6 +37,14 @@ class PipelineConfig:
             raise ConfigError(f"device {self.device!r} is unknown; accepted: cpu, gpu")
         if self.window < 1:
             raise ConfigError(f"window must be at least 1 frame, not {self.window}")
+        if unknown := self.endpoints.keys() - set(self.pipe_names):
+            accepted = ", ".join(self.pipe_names)
+            raise ConfigError(f"endpoint {min(unknown)!r} belongs to no pipe; accepted: {accepted}")
+
+    @property
+    def pipe_names(self) -> list[str]:
+        """Names of all pipes, in the order of the stages."""
+        return ["reports", *(f"{stage}.{pipe}" for stage in self.stages for pipe in ("in", "control"))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def pack(header: Header, message: Message) -> list[bytes | memoryview]:
     arrays: list[bytes | memoryview] = []
     for f in fields(message):
         value = getattr(message, f.name)
-        if "dtype" in f.metadata and value is not None:
+        if "dtype" in f.metadata and _is_given(message.KIND, f, value):
             _check_array(message.KIND, f, value.dtype.name, value.shape)
             body[f.name] = [value.dtype.name, list(value.shape), len(arrays)]
             # A view with a zero dimension cannot be cast to bytes; np.ascontiguousarray keeps 0-d shapes apart.
@@ -120,7 +120,7 @@ class Codec:
         if not isinstance(body, dict):
             raise ProtocolError(f"the body must be a map, not {type(body).__name__}")
         kind = body.pop("kind", None)
-        message_type = self._kinds.get(kind)
+        message_type = self._kinds.get(kind) if isinstance(kind, str) else None
         if message_type is None:
             raise ProtocolError(f"unknown message kind {kind!r}; accepted: {', '.join(sorted(self._kinds))}")
         return header, _build(message_type, body, parts[2:])
@@ -136,13 +136,20 @@ def _build(message_type: type[M], body: dict[str, Any], arrays: Sequence[Any]) -
             continue
         value = body.pop(f.name)
         if "dtype" in f.metadata:
-            values[f.name] = None if value is None else _read_array(kind, f, value, arrays)
+            values[f.name] = _read_array(kind, f, value, arrays) if _is_given(kind, f, value) else None
         else:
             _check_plain(message_type, f.name, value)
             values[f.name] = value
     if body:
         raise ProtocolError(f"{kind}: unknown field {next(iter(body))!r}")
     return message_type(**values)
+
+
+def _is_given(kind: str, f: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether an array field holds something. ProtocolError for a None where the field is not optional."""
+    if value is None and f.default is dataclasses.MISSING:
+        raise ProtocolError(f"{kind}: field {f.name!r} is missing")
+    return value is not None
 
 
 def _read_array(kind: str, f: dataclasses.Field[Any], value: Any, arrays: Sequence[Any]) -> np.ndarray:

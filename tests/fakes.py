@@ -1,8 +1,12 @@
 """Stages of plain arithmetic for tests of processes and coordination: real actors, no weights.
 
-A session's system prompt carries faults: ``"tts:raise@5"`` (a bug in the step of frame 5), ``"language:refuse"`` (the
-session is not opened), ``"tts:fail@3"`` (an expected error), ``"tts:sleep=0.05"`` (slow steps), ``"tts:hang@2"`` (never
-returns), ``"codec:short@4"`` (a sample too few), ``"tts:exit@3"`` (the process vanishes), ``"tts:twice@3"``.
+The input is what makes the output: a frame of ones gives the text id 100 + its samples' sum, codes of that id + seed, and
+samples of codes / 1000. A session's system prompt carries faults, separated by spaces:
+
+``language:refuse`` the session is not opened · ``tts:open=0.5`` opening takes so many seconds · ``tts:fail@3`` an expected
+error in frame 3 · ``tts:raise@3`` a bug · ``tts:exit@3`` the process vanishes · ``tts:hang@3`` never returns ·
+``tts:sleep=0.05`` slow steps · ``tts:mute@3`` passes nothing on · ``tts:twice@3`` passes it on twice ·
+``codec:short@3`` a sample too few.
 """
 
 from __future__ import annotations
@@ -14,12 +18,16 @@ from typing import Any
 
 import numpy as np
 from vcpipe.actors.stage import Emitter, Progress, StageConfig
-from vcpipe.schemas.errors import ConfigError, VcpipeError
+from vcpipe.schemas.errors import VcpipeError
+from vcpipe.schemas.geometry import STAGES
 from vcpipe.schemas.messages import Codes, OpenSession, PcmFrame, Projected, TextStep
 from vcpipe.schemas.reports import AudioFrame, Tokens, Transcript
 
 CODEBOOKS = 31
 OUTPUT_SAMPLES = 1764
+
+#: For ``Pipeline(..., modules=FAKES)``; the children need tests/ on their path (tests/conftest.py).
+FAKES = dict.fromkeys(STAGES, "fakes")
 
 
 class FakeStage:
@@ -39,6 +47,7 @@ class FakeStage:
         faults = parse_faults(request.system_prompt or "", self.name)
         if "refuse" in faults:
             raise VcpipeError("no such prompt; accepted: any other")
+        time.sleep(faults.get("open", 0.0))
         return FakeSession(self.name, faults, request.seed), replace(request, prompt_positions=2)
 
 
@@ -53,7 +62,8 @@ class FakeSession:
         self._apply_faults()
         with emit.span(self._stage):
             time.sleep(self._faults.get("sleep", 0.0))
-        getattr(self, "_" + self._stage)(message, emit)
+        for _ in range(0 if self._at("mute") else 2 if self._at("twice") else 1):
+            getattr(self, "_" + self._stage)(message, emit)
         self._frame += 1
 
     def end(self, emit: Emitter) -> None:

@@ -1,0 +1,1 @@
+"""The codec: speech as 31 codes a frame, and back."""

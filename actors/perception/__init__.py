@@ -1,0 +1,1 @@
+"""Perception: speech as encoder frames for the language model, and as text."""

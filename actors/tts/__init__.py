@@ -1,0 +1,1 @@
+"""Speech decoder (EAR-TTS): one text id and the codes of the frame before -> the codec codes of one frame."""

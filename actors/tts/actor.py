@@ -1,0 +1,188 @@
+"""The tts stage: text ids in, codec codes out, one frame a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from vcpipe.actors.checkpoint import load_tokenizer, read_config
+from vcpipe.actors.stage import Emitter, Progress, StageConfig
+from vcpipe.actors.tts.cache import Buffers
+from vcpipe.actors.tts.char_encoder import Spelling
+from vcpipe.actors.tts.config import PROMPT_POSITIONS, TtsConfig
+from vcpipe.actors.tts.ear_tts import SpeechDecoder
+from vcpipe.actors.tts.rng import session_key
+from vcpipe.actors.weights import load_stage
+from vcpipe.schemas.errors import ConfigError
+from vcpipe.schemas.messages import Codes, OpenSession, TextStep
+
+#: Tensors of a checkpoint that belong to this stage, after its root.
+_NAMES = ("tts_model.", "audio_prompt_latents.", "codec_silence_tokens")
+
+#: Weights that are read other than through their layer.
+_DENSE = (
+    "tts_model.mog_head.proj_mus.*",
+    "tts_model.mog_head.low_mat",
+    "tts_model.rvq_embs",
+    "tts_model.embed_subword.embed_tokens.*",
+)
+
+#: The codes of the prompt come from this much more silence than the prompt is long.
+_EXTRA_CODES = 1
+
+
+def load(config: StageConfig, progress: Progress) -> TtsStage:
+    """Read the speech decoder of a checkpoint."""
+    settings = read_config(config.checkpoint)
+    tts = TtsConfig.from_dict(settings.get("tts_config") or {})
+    vocabulary = load_tokenizer(config.checkpoint).get_vocab(with_added_tokens=True)
+    spelling = Spelling(vocabulary, tts.character_encoder.char_vocab_size)
+    decoder = SpeechDecoder(tts)
+    report = load_stage(
+        decoder,
+        config.checkpoint,
+        stage="tts",
+        root="tts_model.",
+        names=_NAMES,
+        kernels={},
+        dense=_DENSE,
+        progress=progress,
+    )
+    ids = TextIds(pad=settings["pad_token_id"], eos=settings["eos_token_id"])
+    return TtsStage(decoder, spelling, ids, report.warnings)
+
+
+@dataclass(frozen=True, slots=True)
+class TextIds:
+    """The text ids that mean something to the speech decoder."""
+
+    pad: int
+    eos: int
+
+
+@dataclass(slots=True)
+class DecoderState:
+    """Everything that changes from step to step.
+
+    ``position``: of the next backbone step. After the prompt it depends on nothing but the seed and the number of prompt
+    positions.
+    """
+
+    code_sum: mx.array
+    caches: list[Buffers]
+    key: mx.array
+    position: int
+
+
+class TtsStage:
+    """The loaded network, and what all sessions share."""
+
+    name = "tts"
+
+    def __init__(self, decoder: SpeechDecoder, spelling: Spelling, ids: TextIds, warnings: list[str]) -> None:
+        self.warnings = warnings
+        self.ids = ids
+        self._decoder = decoder
+        self._model = decoder.tts_model
+        self._model.prepare()
+        self._spelling = spelling
+        # Text rows by id: a pure function of the id, at most one entry for each token of the vocabulary.
+        self._text_rows: dict[int, mx.array] = {}
+        self.silence_codes = np.array(decoder.codec_silence_tokens, dtype=np.int32)
+        self.silence_sum = self._model.code_sum(mx.array(self.silence_codes)[None, None])
+        self._mask_sum = mx.zeros_like(self.silence_sum)
+        mx.eval(self._model.parameters(), self.silence_sum, self._mask_sum)
+
+    @property
+    def prompt_codes(self) -> np.ndarray | None:
+        """Only the codec knows them."""
+        return None
+
+    def warm_up(self) -> None:
+        """One session with a prompt of two positions: a step of every kind."""
+        codes = np.zeros((PROMPT_POSITIONS + _EXTRA_CODES, self._model.config.num_quantizers), np.int32)
+        self.open(OpenSession(prompt_positions=2, prompt_codes=codes))
+
+    def open(self, request: OpenSession) -> tuple[TtsSession, OpenSession]:
+        """Take a session through the voice prompt and the prompt positions.
+
+        ``request.prompt_codes``: (38, Q) codes of silence. ``request.prompt_positions``: of the timeline before the first
+        frame. Raises ConfigError for codes of another shape or a seed MLX does not accept.
+        """
+        key = session_key(request.seed)
+        state = self._after_voice_prompt(self._prompt_columns(request.prompt_codes), key)
+        # Position 0 of the timeline makes no step.
+        for _ in range(request.prompt_positions - 1):
+            self.advance(state, self.ids.pad)
+        first_codes = None
+        if request.prompt_positions == 0:
+            first_codes = np.zeros_like(self.silence_codes) if request.offline else self.silence_codes
+        return TtsSession(self, state, first_codes), request
+
+    def advance(self, state: DecoderState, text_id: int) -> np.ndarray:
+        """One step of ``state`` in place -> (Q,) int32 codes; everything is evaluated."""
+        model, layout = self._model, self._model.backbone.layout
+        if text_id == self.ids.eos:
+            state.code_sum = self.silence_sum
+        state.caches = layout.make_room(state.caches, state.position)
+        codes, state.code_sum, state.caches, state.key = model.guided_step(
+            state.code_sum, self._rows(text_id), state.caches, layout.places(state.position), state.key
+        )
+        mx.eval(codes, state.code_sum, state.caches, state.key)
+        state.position += 1
+        return np.array(codes, dtype=np.int32).reshape(-1)
+
+    def _after_voice_prompt(self, columns: mx.array, key: mx.array) -> DecoderState:
+        """Prompt codes (1, 37, Q) -> the state before the first step."""
+        pads = [self.ids.pad] * PROMPT_POSITIONS
+        text = self._model.text_rows(pads, [self._spelling(self.ids.pad)] * 2)
+        _, caches = self._model.prefill(columns, text, self._decoder.audio_prompt_latents.Aria)
+        mx.eval(caches)
+        return DecoderState(self._mask_sum, caches, key, PROMPT_POSITIONS)
+
+    def _rows(self, text_id: int) -> mx.array:
+        """Text rows (2, 1, H) of one id."""
+        rows = self._text_rows.get(text_id)
+        if rows is None:
+            rows = self._model.text_rows([text_id], [self._spelling(text_id)])
+            mx.eval(rows)
+            self._text_rows[text_id] = rows
+        return rows
+
+    def _prompt_columns(self, codes: np.ndarray | None) -> mx.array:
+        """Codes of silence (38, Q) -> the prompt's (1, 37, Q): the first and the last column masked, one dropped."""
+        config = self._model.config
+        shape = (PROMPT_POSITIONS + _EXTRA_CODES, config.num_quantizers)
+        if codes is None or codes.shape != shape:
+            seen = "none" if codes is None else f"shape {codes.shape}"
+            raise ConfigError(f"tts needs the codec's codes of silence, shape {shape}, to open a session; got {seen}")
+        if codes.min() < 0 or codes.max() >= config.codebook_size:
+            raise ConfigError(
+                f"tts got codes of silence from {codes.min()} to {codes.max()}; accepted: 0 to {config.codebook_size - 1}"
+            )
+        columns = codes[:PROMPT_POSITIONS].astype(np.int32)
+        columns[[0, -1]] = config.codebook_size
+        return mx.array(columns)[None]
+
+
+class TtsSession:
+    """One session. ``first_codes``: what frame 0 sends without a step, None when a prompt came before it."""
+
+    def __init__(self, stage: TtsStage, state: DecoderState, first_codes: np.ndarray | None) -> None:
+        self._stage = stage
+        self._state = state
+        self._first_codes = first_codes
+
+    def step(self, message: TextStep, emit: Emitter) -> None:
+        """One text id -> the codes of its frame, control codes not replaced."""
+        with emit.span("tts"):
+            if self._first_codes is not None:
+                codes, self._first_codes = self._first_codes, None
+            else:
+                codes = self._stage.advance(self._state, message.text_id)
+        emit.send(Codes(codes))
+
+    def end(self, emit: Emitter) -> None:
+        """Nothing is due: every frame was answered in its own step."""

@@ -1,0 +1,153 @@
+"""The speech decoder: one guided step turns the previous frame's codes and a text id into the next frame's codes.
+
+Codes travel from step to step as their *code sum* (1, 1, Z) float32: the entries of all chosen codes added in codebook order,
+which is all that the next step wants to know of them. The mask codes that stand before the first step sum to zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from vcpipe.actors.tts.backbone import Backbone
+from vcpipe.actors.tts.cache import Buffers, Place
+from vcpipe.actors.tts.char_encoder import CharAwareEncoder
+from vcpipe.actors.tts.codebooks import Codebooks
+from vcpipe.actors.tts.config import PROMPT_POSITIONS, TtsConfig
+from vcpipe.actors.tts.layers import OffsetNorm, prepare_layers, widen_linears
+from vcpipe.actors.tts.mog import MogHead
+from vcpipe.actors.tts.rng import next_key
+
+
+class GatedFusion(nn.Module):
+    """Weighs code embedding against text condition with a learned gate."""
+
+    def __init__(self, dims: int, codebooks: int, eps: float) -> None:
+        super().__init__()
+        self.codebooks = codebooks
+        self.audio_proj = nn.Linear(dims, dims)
+        self.text_proj = nn.Linear(dims, dims)
+        self.gate = mx.zeros((dims,))
+        self.residual_scale = mx.array(0.5)
+        self.final_norm = OffsetNorm(dims, eps)
+        self._gates = (self.gate, self.residual_scale)
+
+    def prepare(self) -> None:
+        """Evaluate the gates, in the stored dtype."""
+        widen_linears(self.audio_proj)
+        self._gates = (mx.sigmoid(self.gate).astype(mx.float32), mx.sigmoid(self.residual_scale).astype(mx.float32))
+
+    def __call__(self, audio: mx.array, text: mx.array) -> mx.array:
+        """Code embedding (2, T, H) float32 and what ``text_proj`` made of the condition, (2, T, H) -> (2, T, H)."""
+        audio = self.audio_proj(audio / self.codebooks)
+        gate, scale = self._gates
+        return self.final_norm(scale * (gate * audio + (1.0 - gate) * text))
+
+
+class EarTts(nn.Module):
+    """Backbone, text condition and code refinement. Call ``prepare`` once the weights are loaded."""
+
+    def __init__(self, config: TtsConfig) -> None:
+        super().__init__()
+        dims = config.hidden_size
+        self.config = config
+        self.passes = config.codebooks_per_pass()
+        self.backbone = Backbone(config)
+        self.bos_emb = mx.zeros((dims,))
+        self.null_emb = mx.zeros((dims,))
+        self.embed_code = nn.Linear(config.latent_size, dims, bias=False)
+        #: Part of the checkpoint; the recorded prompt latents stand in for what it would compute.
+        self.audio_prompt_projection_W = mx.zeros((dims, dims))
+        self.rvq_embs = mx.zeros((config.num_quantizers, config.codebook_size, config.latent_size))
+        self.embed_subword = CharAwareEncoder(config.character_encoder, dims)
+        self.gated_fusion_audio_text = GatedFusion(dims, config.num_quantizers, config.rms_norm_eps)
+        self.mog_head = MogHead(config)
+        self.codebooks: Codebooks | None = None
+
+    def prepare(self) -> None:
+        """Derive everything that depends on the weights alone."""
+        prepare_layers(self)
+        widen_linears(self.backbone)
+        widen_linears(self.embed_code)
+        self.codebooks = Codebooks(self.rvq_embs)
+
+    # -------------------------------------------------------------------------------------------- inputs
+    def text_rows(self, token_ids: Sequence[int], spellings: Sequence[list[int]]) -> mx.array:
+        """Projected condition (2, T, H) of T ids: the text's, then the empty one's. See :class:`CharAwareEncoder`."""
+        condition = self.embed_subword(token_ids, spellings)
+        rows = mx.concatenate([condition, mx.broadcast_to(self.null_emb, condition.shape)], axis=0)
+        return self.gated_fusion_audio_text.text_proj(rows)
+
+    def code_sum(self, codes: mx.array) -> mx.array:
+        """Codes (..., Q) -> their entries summed, (..., Z) float32."""
+        assert self.codebooks is not None, "prepare() comes before the first call"
+        return self.codebooks.depth_sum(codes)
+
+    # -------------------------------------------------------------------------------------------- steps
+    def prefill(self, codes: mx.array, text: mx.array, latents: mx.array) -> tuple[mx.array, list[Buffers]]:
+        """The voice prompt: codes (1, 37, Q), text rows (2, 37, H), latents (1, 37, H) -> hidden (2, 37, H), caches.
+
+        The latents stand for every position but the last, which gets the code before it and the begin-of-speech mark.
+        """
+        shifted = mx.concatenate([mx.zeros_like(codes[:, :1]), codes[:, :-1]], axis=1)
+        embedded = self.embed_code(self.code_sum(shifted))
+        audio = mx.concatenate([latents.astype(embedded.dtype)[:, :-1], embedded[:, -1:] + self.bos_emb], axis=1)
+        return self.backbone.prefill(self._fuse(audio, text))
+
+    def guided_step(
+        self, code_sum: mx.array, text: mx.array, caches: list[Buffers], places: list[Place], key: mx.array
+    ) -> tuple[mx.array, mx.array, list[Buffers], mx.array]:
+        """Previous code sum (1, 1, Z) and text rows (2, 1, H) -> codes (1, 1, Q), code sum, caches, key."""
+        hidden, caches = self.advance(code_sum, text, caches, places)
+        codes, code_sum, key = self.refine(hidden, key)
+        return codes, code_sum, caches, key
+
+    def advance(
+        self, code_sum: mx.array, text: mx.array, caches: list[Buffers], places: list[Place]
+    ) -> tuple[mx.array, list[Buffers]]:
+        """The step's backbone half: -> hidden (2, 1, H), caches."""
+        return self.backbone.step(self._fuse(self.embed_code(code_sum), text), caches, places)
+
+    def refine(self, hidden: mx.array, key: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """The step's other half: hidden (2, 1, H) -> codes (1, 1, Q), their code sum (1, 1, Z), key.
+
+        Iterative refinement as in MaskGIT: every pass predicts a continuous code for what is still missing, given the codes
+        fixed so far, and fixes the next few codebooks. A pass draws twice, one uniform array and one normal.
+        """
+        assert self.codebooks is not None, "prepare() comes before the first call"
+        code_sum = mx.zeros((1, 1, self.config.latent_size))
+        codes: list[mx.array] = []
+        for count in self.passes:
+            key, component_key = next_key(key)
+            key, noise_key = next_key(key)
+            mean, log_std = self.mog_head(self.embed_code(code_sum) + hidden, component_key)
+            residual = mean + mx.exp(log_std) * mx.random.normal(mean.shape, key=noise_key) * self.config.noise_scale
+            for codebook in range(len(codes), len(codes) + count):
+                code, entry = self.codebooks.nearest(residual, codebook)
+                residual, code_sum = residual - entry, code_sum + entry
+                codes.append(code)
+        return mx.stack(codes, axis=-1), code_sum, key
+
+    def _fuse(self, audio: mx.array, text: mx.array) -> mx.array:
+        """One row of code embeddings (1, T, H), both text rows (2, T, H) -> backbone input (2, T, H)."""
+        return self.gated_fusion_audio_text(mx.concatenate([audio, audio], axis=0), text)
+
+
+class PromptLatents(nn.Module):
+    """The recorded voice prompt."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.Aria = mx.zeros((1, PROMPT_POSITIONS, dims))
+
+
+class SpeechDecoder(nn.Module):
+    """Everything the checkpoint holds for this stage, under its names."""
+
+    def __init__(self, config: TtsConfig) -> None:
+        super().__init__()
+        self.tts_model = EarTts(config)
+        self.audio_prompt_latents = PromptLatents(config.hidden_size)
+        self.codec_silence_tokens = mx.zeros((config.num_quantizers,), mx.int32)

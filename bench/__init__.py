@@ -1,0 +1,1 @@
+"""Measurements that print their numbers. They look at everything and nothing imports them."""

@@ -1,0 +1,1 @@
+"""Thin surfaces over the same session: command line and library."""

@@ -1,0 +1,207 @@
+"""The command line. It parses, calls, and turns what went wrong into one line and an exit code.
+
+Exit codes: 0 done, 1 a stage failed, 2 a user's mistake, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+import vcpipe
+from vcpipe.schemas.errors import (
+    ActorDiedError,
+    ActorStartupError,
+    FrameContractError,
+    StageTimeoutError,
+    VcpipeError,
+)
+
+app = typer.Typer(
+    name="vcpipe",
+    help="Full-duplex speech with NemotronLabs-VoiceChat: four actor processes on one 80 ms frame clock.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+EXIT_STAGE, EXIT_USER = 1, 2
+_STAGE_ERRORS = (ActorDiedError, ActorStartupError, FrameContractError, StageTimeoutError)
+
+
+class Clock(str, Enum):
+    """Names of the clocks a recording can be run on."""
+
+    file = "file"
+    wall = "wall"
+
+
+class Dtype(str, Enum):
+    """Float types of a converted checkpoint."""
+
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
+
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", metavar="DIR_OR_NAME", help="Checkpoint folder or Hub name; default: the embedded one."
+    ),
+]
+Device = Annotated[str | None, typer.Option(help="cpu or gpu; default: what MLX prefers.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(vcpipe.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    audio: Annotated[str, typer.Option(metavar="IN", help="Recording: WAV, FLAC, OGG, ...; - reads WAV from stdin.")],
+    output_audio: Annotated[
+        Path | None, typer.Option(metavar="OUT.wav", help="Write the speech, 22.05 kHz PCM16.")
+    ] = None,
+    model: Model = None,
+    system_prompt: Annotated[
+        str | None, typer.Option("--system-prompt", "-p", help="Default: the checkpoint's own.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
+    stream: Annotated[
+        bool, typer.Option("--stream/--offline", help="Frame by frame, or the whole waveform at once.")
+    ] = True,
+    max_streaming_seconds: Annotated[float | None, typer.Option(metavar="S", help="Stop after so much audio.")] = None,
+    extra_seconds: Annotated[
+        float, typer.Option(metavar="S", help="Silence appended, so that an answer is not cut.")
+    ] = 3.0,
+    channel: Annotated[int, typer.Option(help="Channel of a file with several, from 0.")] = 0,
+    clock: Annotated[Clock, typer.Option(help="As fast as possible, or one frame every 80 ms.")] = Clock.file,
+    language_cache: Annotated[
+        bool,
+        typer.Option("--language-cache/--no-language-cache", help="Off: recompute the history every frame (slow)."),
+    ] = True,
+    perception_cache: Annotated[
+        bool,
+        typer.Option("--perception-cache/--no-perception-cache", help="Off: recompute a window every frame (slow)."),
+    ] = True,
+    profile: Annotated[bool, typer.Option("--profile", help="Print a table of stage times.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a Chrome trace (opens in Perfetto).")
+    ] = None,
+    tap: Annotated[
+        str | None, typer.Option(metavar="ENDPOINT", help="Publish everything, e.g. tcp://127.0.0.1:5599.")
+    ] = None,
+    device: Device = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, a summary last.")] = False,
+) -> None:
+    """Run a recording: text on stdout, speech into a WAV."""
+    from vcpipe.launch.run import RunOptions
+    from vcpipe.launch.run import run as run_recording
+
+    run_recording(
+        RunOptions(
+            audio=audio,
+            output_audio=output_audio,
+            model=model,
+            system_prompt=system_prompt,
+            seed=seed,
+            offline=not stream,
+            max_streaming_seconds=max_streaming_seconds,
+            extra_seconds=extra_seconds,
+            channel=channel,
+            clock=clock.value,
+            language_cache=language_cache,
+            perception_cache=perception_cache,
+            profile=profile,
+            trace=trace,
+            tap=tap,
+            device=device,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command()
+def tap(
+    endpoint: Annotated[str, typer.Option(help="Where `vcpipe run --tap` publishes.")] = "tcp://127.0.0.1:5599",
+    topic: Annotated[
+        list[str] | None, typer.Option(help="Only topics that begin so; repeatable. Default: all.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(metavar="S", help="Leave when nothing came for so long.")] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Follow a running pipeline: events, timings, sessions."""
+    from vcpipe.launch.tap import follow
+
+    follow(endpoint, tuple(topic or ("",)), timeout, as_json)
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="Checkpoint folder, NeMo or public layout.")],
+    destination: Annotated[Path, typer.Argument(help="New folder for the public MLX layout.")],
+    dtype: Annotated[Dtype, typer.Option(help="Type of the floats.")] = Dtype.bfloat16,
+    bits: Annotated[int | None, typer.Option(help="4 or 8: quantise the language model.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder with tokenizer.json, where the source has none.")
+    ] = None,
+) -> None:
+    """Write a checkpoint in the public MLX layout."""
+    command = [sys.executable, "-m", "vcpipe.actors.convert", str(source), str(destination), "--dtype", dtype.value]
+    command += ["--bits", str(bits)] if bits is not None else []
+    command += ["--tokenizer", str(tokenizer)] if tokenizer is not None else []
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tell what this machine has, and what would be slow and why."""
+    from vcpipe.launch.doctor import examine, show
+
+    show(examine(), as_json)
+
+
+def main() -> None:
+    """Entry point of the ``vcpipe`` command."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    try:
+        app()
+    except _STAGE_ERRORS as error:
+        _fail(error, EXIT_STAGE)
+    except (VcpipeError, ValueError) as error:
+        _fail(error, EXIT_USER)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    # An exception, so that files are finished and processes stopped on the way out.
+    raise SystemExit(128 + number)
+
+
+def _fail(error: Exception, code: int) -> None:
+    from vcpipe.launch.console import fail
+
+    fail(str(error))
+    sys.exit(code)
