@@ -25,7 +25,7 @@ from vcpipe.actors.base import ActorLoop
 from vcpipe.actors.stage import Stage, StageConfig
 from vcpipe.actors.wire import StageEndpoints, StageWire, new_context
 from vcpipe.schemas.envelope import PROTOCOL
-from vcpipe.schemas.errors import VcpipeError
+from vcpipe.schemas.errors import ConfigError, VcpipeError
 from vcpipe.schemas.reports import Beat, Failed, Loading, Ready
 
 _BEAT_S = 1.0
@@ -62,7 +62,12 @@ def main() -> None:
     faulthandler.enable()
     config = ActorConfig.read(sys.stdin.buffer)
     threading.Thread(target=_leave_with_parent, args=(config.ipc_folder, os.getppid()), daemon=True).start()
-    wire = StageWire(new_context(), config.endpoints)
+    try:
+        wire = StageWire(new_context(), config.endpoints)
+    except ConfigError as error:
+        # There is no pipe to say it on: the parent reads what is printed.
+        print(error, flush=True)
+        os._exit(EXIT_FAILED)
     try:
         _serve(config, wire)
     except Exception as error:

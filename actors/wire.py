@@ -11,7 +11,7 @@ import zmq
 
 from vcpipe.schemas.control import CONTROL
 from vcpipe.schemas.envelope import NO_FRAME, Header, Message, pack
-from vcpipe.schemas.errors import StageTimeoutError
+from vcpipe.schemas.errors import ConfigError, StageTimeoutError
 from vcpipe.schemas.messages import DATA
 
 #: A peer that takes nothing for this long is gone or stuck.
@@ -34,6 +34,17 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
     context = zmq.Context()
     context.linger = 0
     return context
+
+
+def bind(socket: zmq.Socket[bytes], endpoint: str, who: str) -> None:
+    """Bind; ConfigError where the endpoint is taken or none."""
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise ConfigError(
+            f"{who} cannot bind {endpoint!r}: {error.strerror}; give a free endpoint such as "
+            "tcp://127.0.0.1:5599 or ipc:///tmp/vcpipe.sock"
+        ) from None
 
 
 class Sender:
@@ -73,9 +84,9 @@ class StageWire:
         self.context = context
         self._endpoints = endpoints
         self._control = context.socket(zmq.PULL)
-        self._control.bind(endpoints.control)
+        bind(self._control, endpoints.control, "the stage")
         self._data = context.socket(zmq.PULL)
-        self._data.bind(endpoints.data_in)
+        bind(self._data, endpoints.data_in, "the stage")
         self._poller = zmq.Poller()
         self._poller.register(self._control, zmq.POLLIN)
         self._poller.register(self._data, zmq.POLLIN)

@@ -32,6 +32,12 @@ _SEED = 80
 _SPECIALS = ["<unk>", "<s>", "</s>", *(f"<SPECIAL_{i}>" for i in range(3, 32))]
 _PAD, _BOS, _EOS = 12, 1, 2
 
+#: Endings of tensors that are looked up or added as they are, not multiplied.
+_EMBEDDINGS = (
+    *("embed_tokens.weight", "prediction.embed.weight", "cont_emb.weight", "special_emb.weight", "rvq_embs"),
+    *("bos_emb", "null_emb", "Aria", ".gate", "low_mat"),
+)
+
 #: Words that get a token of their own, so that what the model writes looks like words.
 _TEXT = (
     "a about after all also and answer any are ask at be because but by can could day do each first for from go good have "
@@ -113,7 +119,7 @@ def embedded_config(vocab_size: int) -> dict[str, Any]:
                 "num_classes": len(_PIECES),
             },
             "output_dim": 64,
-            "max_symbols": 3,
+            "max_symbols": 2,
         },
         "tts_config": {
             "hidden_size": 48,
@@ -215,7 +221,7 @@ def _draw(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.nda
         return np.ones(shape, np.float32)
     if is_offset_norm or last.startswith("bias") or last == "residual_scale":
         return 0.1 * noise
-    if "embed" in name or last in ("Aria", "bos_emb", "null_emb", "gate", "rvq_embs", "low_mat") or "pos_bias" in last:
+    if name.endswith(_EMBEDDINGS) or "pos_bias" in last:
         return noise / 2
     if ".mus_list." in name:
         return noise * 0.6 * 0.92 ** int(last)
@@ -232,16 +238,17 @@ def _favour_silence(arrays: dict[str, np.ndarray], vocab: dict[str, int]) -> Non
     """Let PAD win most frames of both channels and whole words win most of the rest; blank most RNN-T steps."""
     embed = arrays["stt_model.embed_tokens.weight"]
     words = [vocab["Ġ" + word] for word in _WORDS]
-    for name, pad_gain in (("lm_head", 0.33), ("function_head", 0.7)):
+    for name, pad_gain in (("lm_head", 0.32), ("function_head", 0.7)):
         head = arrays[f"stt_model.{name}.weight"]
         quiet = np.full(len(head), 0.3, np.float32)
         quiet[words] = 1.0
         head *= quiet[:, None]
         # The residual stream carries 2 or 3 times PAD's embedding whenever the last frame was silent.
         head[_PAD] = pad_gain * embed[_PAD]
-    arrays["stt_model.perception.proj.weight"] *= 0.8
-    arrays["stt_model.rnnt_joint.enc.weight"] *= 3
-    arrays["stt_model.rnnt_joint.joint_net.2.bias"][-1] += 6
+    arrays["stt_model.perception.proj.weight"] *= 0.9
+    # Blank is likely, but how likely depends on what is heard.
+    arrays["stt_model.rnnt_joint.enc.weight"] *= 6
+    arrays["stt_model.rnnt_joint.joint_net.2.bias"][-1] += 8
 
 
 def _quieten_codec(arrays: dict[str, np.ndarray], codec: dict[str, Any]) -> None:

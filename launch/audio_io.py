@@ -122,7 +122,9 @@ class AudioReader:
     def __enter__(self) -> AudioReader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -181,7 +183,9 @@ def _open_source(stream: BinaryIO, file_bytes: int | None, name: str) -> _Source
         return WavSource(stream, header, file_bytes, name)
     if file_bytes is None:
         found = "no WAV" if header is None else "a WAV of a compressed kind"
-        raise AudioInputError(f"{name} holds {found}; a pipe must hold a WAV of PCM or float samples, a file may be more")
+        raise AudioInputError(
+            f"{name} holds {found}; a pipe must hold a WAV of PCM or float samples, a file may be more"
+        )
     stream.seek(start)
     return _LibrarySource(stream, name)
 
@@ -256,7 +260,9 @@ class WavWriter:
     def __enter__(self) -> WavWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -114,7 +114,7 @@ class Pipeline:
             except queue.Empty:
                 missing = [stage for stage in self.config.stages if stage not in self._runtime.ready]
                 raise ActorStartupError(
-                    f"{', '.join(missing)} not ready after {self.config.startup_timeout_s:.0f} s"
+                    f"{', '.join(missing)} not ready after {self.config.startup_timeout_s:g} s"
                 ) from None
             if isinstance(said, VcpipeError):
                 raise said
@@ -168,7 +168,13 @@ class Pipeline:
         session = VoiceChatSession(
             session_id, options, self.geometry, clock, track, deliveries, commands, self.config.step_timeout_s
         )
-        session.wait_opened(self.config.startup_timeout_s)
+        try:
+            session.wait_opened(self.config.startup_timeout_s)
+        except BaseException:
+            # Also after Ctrl-C or a timeout: nobody would ever close it.
+            with contextlib.suppress(VcpipeError):
+                commands.cancel(session_id)
+            raise
         return session
 
     def generate(
@@ -223,7 +229,7 @@ class Pipeline:
                 delivery = deliveries.get(timeout=self.config.step_timeout_s)
             except queue.Empty:
                 if track.progress == progress:
-                    raise StageTimeoutError(f"no progress within {self.config.step_timeout_s:.0f} s") from None
+                    raise StageTimeoutError(f"no progress within {self.config.step_timeout_s:g} s") from None
                 progress = track.progress
                 continue
             if isinstance(delivery, VcpipeError):

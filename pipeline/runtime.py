@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from vcpipe.actors.wire import new_context
+from vcpipe.actors.wire import bind, new_context
 from vcpipe.pipeline.coordinator import Coordinator, Outgoing
 from vcpipe.pipeline.process import ActorProcess, describe_exit
 from vcpipe.schemas.control import Shutdown
@@ -60,7 +60,11 @@ class PipelineRuntime:
         self._on_progress = on_progress
         self.context = new_context()
         self._reports = self.context.socket(zmq.PULL)
-        self._reports.bind(endpoints.reports)
+        try:
+            bind(self._reports, endpoints.reports, "the pipeline")
+        except ConfigError:
+            self.context.destroy()
+            raise
         self._senders: dict[str, zmq.Socket[bytes]] = {}
         self._pending: dict[str, deque[tuple[Header, object]]] = {}
         self._calls: deque[Callable[[], None]] = deque()
@@ -214,9 +218,10 @@ class PipelineRuntime:
         return self._senders[pipe]
 
     def _send_shutdown(self) -> None:
-        for stage in self._endpoints.control:
+        self._coordinator.fail_all(PipelineClosedError("the pipeline was closed"))
+        for process in self._processes.values():
             header = Header("", 0, NO_FRAME, self._seq, 0)
-            self._pending.setdefault(stage, deque()).append((header, Shutdown()))
+            self._pending.setdefault(process.stage, deque()).append((header, Shutdown()))
 
     # -- watching
 
@@ -254,11 +259,12 @@ class PipelineRuntime:
         now_ns = time.monotonic_ns()
         for beat in self.beats.values():
             if beat.busy_since_ns and now_ns - beat.busy_since_ns > self._step_timeout_s * 1e9 and not self._stopping:
-                text = f"{beat.stage} has been in one step for more than {self._step_timeout_s:.0f} s"
+                text = f"{beat.stage} has been in one step for more than {self._step_timeout_s:g} s"
                 self._lose(StageTimeoutError(text))
 
     def _lose(self, error: VcpipeError) -> None:
         if self.failure is None:
             self.failure = error
+            self._pending.clear()
             self.ready_queue.put(error)
             self._coordinator.fail_all(error)

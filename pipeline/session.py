@@ -159,15 +159,13 @@ class VoiceChatSession:
         self._commands.finish(self.id)
 
     def cancel(self) -> list[Event]:
-        """Drop everything at once; returns ``[cancelled]``, or [] when already closed."""
-        if self._closed and self._said_last:
+        """Drop everything at once; returns the session's last event, ``cancelled``, or [] when it was said already."""
+        if self._said_last:
             return []
-        already_closed = self._closed
         self._closed = True
         self._pending = self._pending[:0]
         self._commands.cancel(self.id)
-        events = self._read_until(lambda: self._said_last)
-        return [] if already_closed else events[-1:]
+        return [event for event in self._read_until(lambda: self._said_last) if event.kind in TERMINAL_KINDS]
 
     def close(self) -> None:
         """Cancel unless it has ended; returns once every stage has freed the session (bounded)."""
@@ -256,7 +254,8 @@ class VoiceChatSession:
         try:
             return self._deliveries.get(timeout=max(timeout_s, 0.0))
         except queue.Empty:
-            raise StageTimeoutError(f"session {self.id}: no event within {timeout_s:.1f} s") from None
+            waits = self._track.describe_wait()
+            raise StageTimeoutError(f"session {self.id}: no event within {timeout_s:g} s; {waits}") from None
 
     def _take(self, delivery: Delivery) -> Event | None:
         if isinstance(delivery, FrameTiming):
@@ -298,7 +297,7 @@ class VoiceChatSession:
         return pcm
 
     def _cut(self, samples: Any, sample_rate: int | None) -> tuple[list[np.ndarray], bool]:
-        """Append to what is pending and cut whole frames; frames beyond the limit are lost (second value True)."""
+        """Append to what is pending and cut whole frames; what is beyond the limit is lost (second value True)."""
         size = self.geometry.frame_samples
         pcm = np.concatenate([self._pending, self._checked(samples, sample_rate)])
         count = len(pcm) // size
@@ -306,6 +305,7 @@ class VoiceChatSession:
         frames = [pcm[i * size : (i + 1) * size] for i in range(count)]
         if self._max_frames is None or self._frames_fed + count <= self._max_frames:
             return frames, False
+        self._pending = self._pending[:0]
         return frames[: max(self._max_frames - self._frames_fed, 0)], True
 
     def _send(self, frames: list[np.ndarray]) -> None:

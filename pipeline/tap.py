@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from vcpipe.actors.wire import new_context
+from vcpipe.actors.wire import bind, new_context
 from vcpipe.pipeline.tracks import Delivery, FrameTiming
 from vcpipe.schemas.envelope import NO_FRAME, Header, Message, pack
 from vcpipe.schemas.errors import ConfigError, VcpipeError
@@ -27,14 +27,7 @@ class TapPublisher:
         self._socket = context.socket(zmq.PUB)
         self._socket.sndhwm = _HIGH_WATER_MARK
         self._seq = 0
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self._socket.close()
-            raise ConfigError(
-                f"the tap cannot bind {endpoint!r}: {error.strerror}; give a free endpoint such as "
-                "tcp://127.0.0.1:5599 or ipc:///tmp/vcpipe.tap"
-            ) from None
+        bind(self._socket, endpoint, "the tap")
 
     def publish(self, session: str, delivery: Delivery) -> None:
         """Send a copy to whoever listens; never waits."""

@@ -121,6 +121,13 @@ class FrameTrack:
     def backlog(self) -> int:
         return len(self._backlog)
 
+    def describe_wait(self) -> str:
+        """What the oldest frame in flight waits for, in words. Any thread may ask."""
+        if self._sent == self.frames_done:
+            return "no frame is in flight"
+        behind = [stage for stage, reported in self._reported.items() if reported <= self.frames_done]
+        return f"frame {self.frames_done} waits for {', '.join(behind)}"
+
     def feed(self, chunks: list[np.ndarray]) -> None:
         self._backlog.extend(chunks)
 

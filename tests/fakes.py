@@ -4,9 +4,9 @@ The input is what makes the output: a frame of ones gives the text id 100 + its 
 samples of codes / 1000. A session's system prompt carries faults, separated by spaces:
 
 ``language:refuse`` the session is not opened · ``tts:open=0.5`` opening takes so many seconds · ``tts:fail@3`` an expected
-error in frame 3 · ``tts:raise@3`` a bug · ``tts:exit@3`` the process vanishes · ``tts:hang@3`` never returns ·
-``tts:sleep=0.05`` slow steps · ``tts:mute@3`` passes nothing on · ``tts:twice@3`` passes it on twice ·
-``codec:short@3`` a sample too few.
+error in frame 3 · ``tts:raise@3`` a bug · ``tts:exit@3`` the process vanishes · ``tts:abort@3`` it crashes ·
+``tts:hang@3`` never returns · ``tts:sleep=0.05`` slow steps · ``tts:mute@3`` passes nothing on · ``tts:twice@3`` passes it
+on twice · ``codec:short@3`` a sample too few.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+
 from vcpipe.actors.stage import Emitter, Progress, StageConfig
 from vcpipe.schemas.errors import VcpipeError
 from vcpipe.schemas.geometry import STAGES
@@ -76,6 +77,8 @@ class FakeSession:
             raise VcpipeError("this frame cannot be")
         if self._at("exit"):
             os._exit(9)
+        if self._at("abort"):
+            os.abort()
         if self._at("hang"):
             time.sleep(3600)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from fakes import FakeStage
+
 from vcpipe.actors.stage import Progress, StageConfig
 
 

@@ -211,6 +211,6 @@ def load(config: StageConfig, progress: Progress) -> PerceptionStage:
         kernels=KERNELS,
         progress=progress,
     )
-    progress("widening weights to float32", 1.0)
-    networks.widen()
+    progress("preparing weights", 1.0)
+    networks.prepare()
     return PerceptionStage(perception_config, networks, report.warnings)

@@ -35,7 +35,7 @@ class PointwiseConv(nn.Module):
             self.bias = mx.zeros((outputs,))
 
     def __call__(self, x: mx.array) -> mx.array:
-        matrix = self.weight.reshape(self.weight.shape[0], -1).T
+        matrix = self.weight.squeeze(tuple(range(1, self.weight.ndim - 1))).T
         return mx.addmm(self.bias, x, matrix) if "bias" in self else x @ matrix
 
 

@@ -88,45 +88,47 @@ def open_session(stage: TtsStage, seed: int = 0, **request: Any) -> TtsSession:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_recorded_runs_give_the_same_codes(stages: dict[str, TtsStage], name: str) -> None:
-    run = Run(name)
-    session, passed_on = stages[run.kind].open(run.request())
-    codes = say(session, run.text_ids)
-    assert passed_on.seed == run.seed
+def test_recorded_runs(stages: dict[str, TtsStage], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes exactly, hidden activations within float32 rounding."""
+    run, stage = Run(name), stages[Run(name).kind]
     assert EOS in run.text_ids
+    prefills, hiddens = record_hidden(stage, monkeypatch)
+    session, _ = stage.open(run.request())
+    codes = say(session, run.text_ids)
+
     if run.prompt_positions:
         np.testing.assert_array_equal(codes, run.raw_codes[run.prompt_positions - 1 :])
     else:
         np.testing.assert_array_equal(codes[1:], run.raw_codes)
         silence = np.load(DATA / "golden" / f"prompt_{run.kind}.npz")["silence"]
         np.testing.assert_array_equal(codes[0], np.zeros(31) if run.offline else silence)
+    ((columns, warmup_hidden),) = prefills
+    np.testing.assert_array_equal(columns[0], prompt_columns(run.kind))
+    np.testing.assert_allclose(warmup_hidden, run.arrays["warmup_hidden"], atol=1e-4, rtol=0)
+    np.testing.assert_allclose(np.stack(hiddens), run.arrays["tts_hidden"], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_recorded_runs_give_the_same_activations(
-    stages: dict[str, TtsStage], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, stage = Run(name), stages[Run(name).kind]
+def record_hidden(
+    stage: TtsStage, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[np.ndarray]]:
+    """Lists that fill with (prompt columns, hidden) of every voice prompt and the hidden (2, H) of every step."""
     model = stage._model
-    prefills: list[tuple[Any, ...]] = []
+    prefill, refine = model.prefill, model.refine
+    prefills: list[tuple[np.ndarray, np.ndarray]] = []
     hiddens: list[np.ndarray] = []
 
-    def prefill(*inputs: mx.array) -> Any:
-        prefills.append((inputs[0], *type(model).prefill(model, *inputs)))
-        return prefills[-1][1:]
+    def recorded_prefill(columns: mx.array, *inputs: mx.array) -> Any:
+        hidden, caches = prefill(columns, *inputs)
+        prefills.append((np.array(columns), np.array(hidden)))
+        return hidden, caches
 
-    def refine(hidden: mx.array, key: mx.array) -> Any:
+    def recorded_refine(hidden: mx.array, key: mx.array) -> Any:
         hiddens.append(np.array(hidden[:, 0]))
-        return type(model).refine(model, hidden, key)
+        return refine(hidden, key)
 
-    monkeypatch.setattr(model, "prefill", prefill)
-    monkeypatch.setattr(model, "refine", refine)
-    session, _ = stage.open(run.request())
-    say(session, run.text_ids)
-    ((columns, warmup_hidden, _),) = prefills
-    np.testing.assert_array_equal(np.array(columns)[0], prompt_columns(run.kind))
-    np.testing.assert_allclose(np.array(warmup_hidden), run.arrays["warmup_hidden"], atol=1e-4, rtol=0)
-    np.testing.assert_allclose(np.stack(hiddens), run.arrays["tts_hidden"], atol=1e-4, rtol=0)
+    monkeypatch.setattr(model, "prefill", recorded_prefill)
+    monkeypatch.setattr(model, "refine", recorded_refine)
+    return prefills, hiddens
 
 
 def test_a_step_draws_ten_times_and_the_prompt_not_at_all(stage: TtsStage) -> None:
@@ -156,9 +158,8 @@ def test_end_of_speech_feeds_back_silence(stage: TtsStage) -> None:
 
 def test_the_code_sum_carried_on_is_that_of_the_codes(stage: TtsStage) -> None:
     session = open_session(stage, seed=11)
-    for codes in say(session, [40, *range(60, 70)])[-1:]:
-        regathered = stage._model.code_sum(mx.array(codes)[None, None])
-        np.testing.assert_array_equal(session._state.code_sum, regathered)
+    last_codes = say(session, [40, *range(60, 65)])[-1]
+    np.testing.assert_array_equal(session._state.code_sum, stage._model.code_sum(mx.array(last_codes)[None, None]))
 
 
 def test_the_same_seed_gives_the_same_codes_in_the_tenth_session(stage: TtsStage) -> None:
@@ -170,7 +171,7 @@ def test_the_same_seed_gives_the_same_codes_in_the_tenth_session(stage: TtsStage
 
 
 def test_interleaved_sessions_do_not_disturb_each_other(stage: TtsStage) -> None:
-    ids = [[40, *range(60 + i, 120 + i, 5)] for i in range(3)]
+    ids = [[40, *range(60 + i, 120 + i, 10)] for i in range(3)]
     alone = [say(open_session(stage, seed=i), ids[i]) for i in range(3)]
     sessions = [open_session(stage, seed=i) for i in range(3)]
     emits = [Collector() for _ in sessions]

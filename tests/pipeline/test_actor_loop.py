@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import FakeStage
+
 from vcpipe.actors.base import ActorLoop
 from vcpipe.schemas.control import Cancel, Shutdown
 from vcpipe.schemas.envelope import NO_FRAME, Header

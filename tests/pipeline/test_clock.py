@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from vcpipe.pipeline.clock import FileClock, SteppedClock, WallClock, make_clock
 
 FRAME_NS = 80_000_000

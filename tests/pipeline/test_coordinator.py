@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from vcpipe.pipeline.clock import FrameClock, SteppedClock, WallClock, make_clock
 from vcpipe.pipeline.coordinator import Coordinator, Outgoing
 from vcpipe.pipeline.tracks import MAX_UNREAD_FRAMES, Delivery, FrameTiming, FrameTrack, OfflineResult, OfflineTrack
@@ -602,9 +603,7 @@ def test_an_offline_run_checks_that_audio_and_text_have_the_same_length() -> Non
         rig.codes(frame)
     rig.waveform(0, 2)
     rig.end(0)
-    assert str(rig.error()) == (
-        "codec returned 3 frames of codes and 3528 samples for 3 frames, expected 5292 samples"
-    )
+    assert str(rig.error()) == ("codec returned 3 frames of codes and 3528 samples for 3 frames, expected 5292 samples")
     assert rig.got["s"][-1] == "ended"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from vcpipe.pipeline.profile import Profiler, percentile, summarise
 from vcpipe.pipeline.tracks import FrameTiming
 from vcpipe.schemas.reports import StageTiming

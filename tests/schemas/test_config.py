@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from vcpipe.schemas.config import GenerateOptions, PipelineConfig, SessionOptions
 from vcpipe.schemas.errors import ConfigError
 from vcpipe.schemas.events import Event
@@ -61,7 +62,10 @@ def test_generate_options_are_checked(fields: dict[str, Any], complaint: str) ->
     [
         ({"device": "tpu"}, "device 'tpu' is unknown; accepted: cpu, gpu"),
         ({"window": 0}, "window must be at least 1 frame, not 0"),
-        ({"endpoints": {"codecs.in": "tcp://127.0.0.1:9"}}, "'codecs.in' .*; accepted: reports, perception.in, .*codec.control"),
+        (
+            {"endpoints": {"codecs.in": "tcp://127.0.0.1:9"}},
+            "'codecs.in' .*; accepted: reports, perception.in, .*codec",
+        ),
     ],
 )
 def test_a_pipeline_config_is_checked(fields: dict[str, Any], complaint: str) -> None:
@@ -70,7 +74,9 @@ def test_a_pipeline_config_is_checked(fields: dict[str, Any], complaint: str) ->
 
 
 def test_an_event_as_json_holds_what_is_set_and_no_samples() -> None:
-    audio = Event("audio", 3, samples=np.zeros(1764, np.float32), sample_rate=22050, audio_codes=np.arange(2, dtype=np.int32))
+    audio = Event(
+        "audio", 3, samples=np.zeros(1764, np.float32), sample_rate=22050, audio_codes=np.arange(2, dtype=np.int32)
+    )
     assert audio.to_json() == {"kind": "audio", "frame_index": 3, "sample_rate": 22050, "audio_codes": [0, 1]}
     text = Event("assistant_text_delta", 0, 0, "", "")
     assert text.to_json() == {"kind": "assistant_text_delta", "frame_index": 0, "token_id": 0, "delta": "", "text": ""}

@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+
 from vcpipe.schemas import control, messages, reports, tap
 from vcpipe.schemas.envelope import NO_FRAME, Codec, Header, pack, unpack_header
 from vcpipe.schemas.errors import ProtocolError
@@ -63,7 +64,12 @@ ALL = [pytest.param(codec, message, id=message.KIND) for codec, examples in EXAM
 
 
 def test_every_message_kind_has_an_example() -> None:
-    for module, codec in ((messages, messages.DATA), (control, control.CONTROL), (reports, reports.REPORTS), (tap, tap.TAP)):
+    for module, codec in (
+        (messages, messages.DATA),
+        (control, control.CONTROL),
+        (reports, reports.REPORTS),
+        (tap, tap.TAP),
+    ):
         declared = {c for c in vars(module).values() if dataclasses.is_dataclass(c) and hasattr(c, "KIND")}
         assert {type(message) for message in EXAMPLES[codec]} == declared
         assert len({kind.KIND for kind in declared}) == len(declared)
@@ -166,7 +172,9 @@ def test_a_whole_number_is_good_for_a_float_field() -> None:
     assert _received({"kind": "opened", "stage": "tts", "duration_ms": 3}, codec=reports.REPORTS).duration_ms == 3
 
 
-@pytest.mark.parametrize("head", [b"", b"\xc1", msgpack.packb(5), msgpack.packb(["s", 0, 0, 0]), msgpack.packb([1] * 5)])
+@pytest.mark.parametrize(
+    "head", [b"", b"\xc1", msgpack.packb(5), msgpack.packb(["s", 0, 0, 0]), msgpack.packb([1] * 5)]
+)
 def test_a_broken_header_is_refused(head: bytes) -> None:
     with pytest.raises(ProtocolError, match="header"):
         unpack_header(head)
