@@ -6,9 +6,11 @@ embeddings can be quantised, the config becomes a runtime config, and the weight
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ import mlx.core as mx
 from vcpipe.actors.checkpoint import TOKENIZER_SOURCE, read_config
 from vcpipe.actors.shards import INDEX_NAME, TensorInfo, list_tensors, runtime_name
 from vcpipe.actors.stage import Progress
-from vcpipe.schemas.errors import ConfigError
+from vcpipe.schemas.errors import ConfigError, VcpipeError
 
 _DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -213,3 +215,34 @@ def _check_space(dst: Path, needed: int) -> None:
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """``python -m vcpipe.actors.convert``, the process behind ``vcpipe convert``: a line of JSON for every progress."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("source", type=Path)
+    parser.add_argument("destination", type=Path)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--bits", type=int)
+    parser.add_argument("--tokenizer", type=Path)
+    given = parser.parse_args()
+
+    def progress(step: str, fraction: float) -> None:
+        print(json.dumps({"step": step, "fraction": fraction}), flush=True)
+
+    try:
+        convert(
+            given.source,
+            given.destination,
+            tokenizer=given.tokenizer,
+            dtype=given.dtype,
+            bits=given.bits,
+            progress=progress,
+        )
+    except VcpipeError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 a stage failed, 2 a user's mistake, 130 Ctrl-C, 143 SIGTER
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from enum import Enum
 from pathlib import Path
@@ -48,7 +47,6 @@ class Dtype(str, Enum):
     """Float types of a converted checkpoint."""
 
     bfloat16 = "bfloat16"
-    float16 = "float16"
     float32 = "float32"
 
 
@@ -167,10 +165,9 @@ def convert(
     ] = None,
 ) -> None:
     """Write a checkpoint in the public MLX layout."""
-    command = [sys.executable, "-m", "vcpipe.actors.convert", str(source), str(destination), "--dtype", dtype.value]
-    command += ["--bits", str(bits)] if bits is not None else []
-    command += ["--tokenizer", str(tokenizer)] if tokenizer is not None else []
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
+    from vcpipe.launch.convert import convert as convert_checkpoint
+
+    convert_checkpoint(source, destination, dtype.value, bits, tokenizer)
 
 
 @app.command()
