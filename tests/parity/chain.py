@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from collector import Collector
+from parity.compare import Heard, as_row
 
 from vcpipe.actors.stage import Stage, StageConfig
 from vcpipe.pipeline.tracks import CumulativeTexts
@@ -19,19 +19,6 @@ from vcpipe.schemas.messages import OpenSession, PcmFrame
 from vcpipe.schemas.reports import AudioFrame, Tokens, Transcript
 
 FRAME = 1280
-
-
-@dataclass
-class Heard:
-    """What a run gave. ``events``: (kind, frame_index, token_id, delta, text) of each; ``samples`` (F * 1764,)."""
-
-    events: list[tuple[Any, ...]]
-    text_ids: list[int]
-    function_ids: list[int]
-    codes: np.ndarray
-    samples: np.ndarray
-    text: str
-    transcript: str | None
 
 
 class Chain:
@@ -57,7 +44,8 @@ class Chain:
         # No stage hears of a later one, so each may take all frames before the next one begins.
         for session in sessions:
             emit = Collector()
-            for emit.frame_index, message in messages:
+            for index, message in messages:
+                emit.frame_index = index
                 session.step(message, emit)
             session.end(emit)
             messages = emit.sent
@@ -69,32 +57,24 @@ def _heard(reports: list[tuple[int, Any]]) -> Heard:
     tokens = [report for _, report in reports if isinstance(report, Tokens)]
     audio = [report for _, report in reports if isinstance(report, AudioFrame)]
     texts = CumulativeTexts()
-    events = list(_events(reports, len(tokens), texts))
-    heard_words = any(isinstance(report, Transcript) for _, report in reports)
     return Heard(
-        events=[as_row(event) for event in events],
-        text_ids=[report.text_id for report in tokens],
-        function_ids=[report.function_id for report in tokens],
+        events=[as_row(event) for event in _events(reports, len(tokens), texts)],
         codes=np.stack([report.codes for report in audio if report.codes.size]),
         samples=np.concatenate([report.samples for report in audio]),
         text=texts.text,
-        transcript=texts.transcript if heard_words else None,
+        transcript=texts.transcript if any(isinstance(report, Transcript) for _, report in reports) else None,
+        text_ids=[report.text_id for report in tokens],
+        function_ids=[report.function_id for report in tokens],
     )
 
 
 def _events(reports: list[tuple[int, Any]], frames: int, texts: CumulativeTexts) -> Iterator[Event]:
-    by_kind: dict[type, dict[int, Any]] = {kind: {} for kind in (Transcript, Tokens, AudioFrame)}
-    for index, report in reports:
-        if type(report) in by_kind:
-            by_kind[type(report)][index] = report
+    """The events of each frame in the order in which a session has them."""
+    transcripts = {index: report for index, report in reports if isinstance(report, Transcript)}
+    tokens = {index: report for index, report in reports if isinstance(report, Tokens)}
     for index in range(frames):
-        if (words := by_kind[Transcript].get(index)) is not None:
-            yield texts.transcript_event(index, words)
-        yield from texts.token_events(index, by_kind[Tokens][index])
+        if index in transcripts:
+            yield texts.transcript_event(index, transcripts[index])
+        yield from texts.token_events(index, tokens[index])
         yield Event("audio", index)
     yield Event("done", frames)
-
-
-def as_row(event: Any) -> tuple[Any, ...]:
-    """Everything of an event but its arrays; the peer's events have the same fields."""
-    return (event.kind, event.frame_index, event.token_id, event.delta, event.text)

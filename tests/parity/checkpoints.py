@@ -15,10 +15,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
+from parity.compare import TINY
 
-TINY = Path(__file__).parents[1] / "data" / "tiny" / "bf16"
-
-#: Tokens of the tokenizer in TINY, and its character table (256 characters and one for padding).
+#: Tokens of the tiny checkpoint's tokenizer, and its character table (256 characters and one for padding).
 TOKENIZER_IDS, CHARACTERS = 384, 257
 PAD, SILENCE, EOS = 12, 11, 2
 
@@ -52,7 +51,7 @@ def write_checkpoint(recipe: Recipe, folder: Path) -> dict[str, Any]:
     mx.save_safetensors(str(folder / "model.safetensors"), arrays, metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config, ensure_ascii=False))
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        shutil.copy(TINY / name, folder)
+        shutil.copy(TINY / "bf16" / name, folder)
     return config
 
 
@@ -262,8 +261,9 @@ def _balance_ids(config: dict[str, Any], weights: dict[str, np.ndarray]) -> None
     for head, gain in (("lm_head", 1.9), ("function_head", 2.6)):
         weights[f"stt_model.{head}.weight"][PAD] *= gain
         weights[f"stt_model.{head}.weight"][[EOS, SILENCE]] *= 1.7
-    weights["stt_model.rnnt_joint.enc.weight"] *= 5.0
-    weights["stt_model.rnnt_joint.joint_net.2.bias"][config["rnnt_blank_id"]] += 6.0
+    weights["stt_model.rnnt_joint.enc.weight"] *= 4.0
+    weights["stt_model.rnnt_joint.pred.weight"] *= 4.0
+    weights["stt_model.rnnt_joint.joint_net.2.bias"][config["rnnt_blank_id"]] += 5.0
     codec = config["codec_config"]
     last_layer = (codec["blocks_per_stage"] + 1) * len(codec["downsample_rates"])
     weights[f"tts_model.audio_codec.decoder.layers.{last_layer}.weight"] *= 0.3

@@ -173,7 +173,7 @@ def test_a_cancel_that_comes_after_the_end_leaves_nothing_behind() -> None:
 
 def test_messages_of_an_older_epoch_are_not_stepped_but_the_end_is_passed_on() -> None:
     wire = ListWire()
-    wire.say(OpenSession(), epoch=1)
+    wire.say(OpenSession(system_prompt="language:raise@0"), epoch=1)
     wire.frames(0, 1)
     wire.say(EndOfStream(), epoch=0)
     Run(wire)
