@@ -38,7 +38,7 @@ def main() -> None:
     gpu = mx.default_device().type == mx.gpu
     backends = [name for name in ("mlx-cpu", "mlx-metal", "mlx-cuda-12", "mlx-cuda-13") if _installed(name)]
     facts = {
-        "mlx": mx.__version__,
+        "mlx": metadata.version("mlx"),
         "device": "gpu" if gpu else "cpu",
         "device_name": mx.device_info().get("device_name", "") if gpu else "",
         "backends": backends,

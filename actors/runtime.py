@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import mlx.core as mx
 import psutil
 
@@ -38,7 +40,7 @@ def device_name() -> str:
 
 def mlx_version() -> str:
     """Version of MLX."""
-    return str(mx.__version__)
+    return metadata.version("mlx")
 
 
 def memory_bytes() -> int:

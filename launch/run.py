@@ -59,7 +59,7 @@ def run(options: RunOptions) -> None:
     with ExitStack() as stack:
         reader = stack.enter_context(AudioReader(options.audio, channel=options.channel))
         # Some are known only once the whole input was read.
-        stack.callback(lambda: [warn(line) for line in reader.warnings])
+        stack.callback(_warn_all, reader.warnings)
         pipeline = stack.enter_context(_start(options, stack))
         rate = pipeline.geometry.output_sample_rate
         writer = stack.enter_context(WavWriter(options.output_audio, rate)) if options.output_audio else None
@@ -88,6 +88,11 @@ def _start(options: RunOptions, stack: ExitStack) -> Pipeline:
     if is_random(pipeline.checkpoint_config):
         stderr.print("random weights: the output is noise")
     return pipeline
+
+
+def _warn_all(lines: list[str]) -> None:
+    for line in lines:
+        warn(line)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import queue
 import shutil
 import tempfile
@@ -36,6 +37,8 @@ from vcpipe.schemas.reports import Beat, Loading, Ready
 _MAX_IPC_PATH = 103
 #: Samples of one message of an offline run (1 s).
 _OFFLINE_CHUNK = 16000
+
+_log = logging.getLogger(__name__)
 
 Listener = Callable[[str, Delivery], None]
 
@@ -249,10 +252,18 @@ class Pipeline:
     def _deliverer(self, session: str, deliveries: queue.SimpleQueue[Delivery]) -> Callable[[Delivery], None]:
         def deliver(delivery: Delivery) -> None:
             deliveries.put(delivery)
-            for listener in self._listeners:
-                listener(session, delivery)
+            for listener in list(self._listeners):
+                self._tell(listener, session, delivery)
 
         return deliver
+
+    def _tell(self, listener: Listener, session: str, delivery: Delivery) -> None:
+        """A listener that fails (a trace on a full disk) is left out from then on; the sessions go on."""
+        try:
+            listener(session, delivery)
+        except Exception as error:
+            self._listeners.remove(listener)
+            _log.warning("a listener failed and is dropped: %s: %s", type(error).__name__, error)
 
     def _submit(self, call: Callable[[], None]) -> None:
         assert self._runtime is not None

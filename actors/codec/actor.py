@@ -86,9 +86,7 @@ class CodecStage:
             )
         return replaced
 
-    def decode_frame(
-        self, codes: np.ndarray, entries: dict[str, mx.array]
-    ) -> tuple[np.ndarray, dict[str, mx.array]]:
+    def decode_frame(self, codes: np.ndarray, entries: dict[str, mx.array]) -> tuple[np.ndarray, dict[str, mx.array]]:
         """One streaming step, evaluated: (Q,) codes and the cache entries before -> samples and the entries after."""
         samples, entries = self.codec.decode_step(mx.array(codes)[None, :, None], entries)
         mx.eval(samples, entries)

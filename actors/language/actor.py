@@ -93,7 +93,7 @@ class LanguageSession:
     ) -> None:
         self._model = model
         self._caches = model.llm.empty_caches() if use_cache else None
-        self._history: mx.array | None = None                    # (1, positions, hidden), uncached only
+        self._history: mx.array | None = None  # (1, positions, hidden), uncached only
         self._previous_ids = (config.pad_token_id, config.pad_token_id)
         self._text = TokenAccumulator(token_bytes, config.special_ids)
         self._function = TokenAccumulator(token_bytes, config.special_ids)
@@ -104,7 +104,7 @@ class LanguageSession:
         Position by position, not at once: the rows stay in the embeddings' dtype (``widen`` makes them float32, as offline
         runs have it) and bfloat16 sums depend on their order.
         """
-        rows = self._model.embed_tokens(mx.array([prompt_ids]))   # (1, P, hidden)
+        rows = self._model.embed_tokens(mx.array([prompt_ids]))  # (1, P, hidden)
         fused = self._model.fuse(rows.astype(mx.float32) if widen else rows, *self._previous_ids)
         if self._caches is None:
             self._history = fused
@@ -118,7 +118,9 @@ class LanguageSession:
         """One audio frame. Raises ProtocolError for a row of another width."""
         projected = mx.array(message.projected)
         if projected.shape[-1] != self._model.hidden_size:
-            raise ProtocolError(f"language: projected has {projected.shape[-1]} channels, expected {self._model.hidden_size}")
+            raise ProtocolError(
+                f"language: projected has {projected.shape[-1]} channels, expected {self._model.hidden_size}"
+            )
         with emit.span("language"):
             text_id, function_id = self.advance(projected)
         emit.send(TextStep(text_id))

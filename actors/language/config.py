@@ -53,7 +53,9 @@ class LanguageConfig:
         for whole, part in (("num_attention_heads", "num_key_value_heads"), ("mamba_num_heads", "n_groups")):
             dividend, divisor = getattr(self, whole), getattr(self, part)
             if dividend % divisor:
-                raise ConfigError(f"config: text_config.{whole} is {dividend}, which is no multiple of {part} ({divisor})")
+                raise ConfigError(
+                    f"config: text_config.{whole} is {dividend}, which is no multiple of {part} ({divisor})"
+                )
         for name in ("bos_token_id", "eos_token_id", "pad_token_id", "silence_token_id"):
             if not 0 <= getattr(self, name) < self.vocab_size:
                 raise ConfigError(f"config: {name} is {getattr(self, name)}; the vocabulary has {self.vocab_size} ids")
@@ -84,11 +86,13 @@ class LanguageConfig:
         return frozenset((self.bos_token_id, self.eos_token_id, self.pad_token_id, self.silence_token_id))
 
 
-_TOP_LEVEL = frozenset((
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "silence_token_id",
-    "function_channel_weight",
-    "default_system_prompt",
-))
+_TOP_LEVEL = frozenset(
+    (
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "silence_token_id",
+        "function_channel_weight",
+        "default_system_prompt",
+    )
+)

@@ -58,7 +58,7 @@ class MambaMixer(nn.Module):
     def __call__(self, h: mx.array) -> mx.array:
         """All positions: (1, T, hidden) -> (1, T, hidden)."""
         gate, raw, dt = self._project(h)
-        window = mx.pad(raw, [(0, 0), (self.past, 0), (0, 0)])   # (1, T+past, C)
+        window = mx.pad(raw, [(0, 0), (self.past, 0), (0, 0)])  # (1, T+past, C)
         x, b, c = self._convolve(window)
         y = ssm.scan(x, self._step_size(dt), ssm.decay_rate(self.A_log), b, c, self.D.astype(x.dtype))
         return self.out_proj(self.norm(y.flatten(2), gate))
@@ -71,11 +71,9 @@ class MambaMixer(nn.Module):
             conv = mx.zeros((1, self.past, self.channels), raw.dtype)
         if state is None:
             state = mx.zeros((1, self.heads, self.head_dim, self.state_size), mx.float32)
-        window = mx.concatenate([conv, raw], axis=1)             # (1, past+1, C)
+        window = mx.concatenate([conv, raw], axis=1)  # (1, past+1, C)
         x, b, c = self._convolve(window)
-        y, state = ssm.step(
-            x, self._step_size(dt), ssm.decay_rate(self.A_log), b, c, self.D.astype(x.dtype), state
-        )
+        y, state = ssm.step(x, self._step_size(dt), ssm.decay_rate(self.A_log), b, c, self.D.astype(x.dtype), state)
         return self.out_proj(self.norm(y.flatten(2), gate)), MambaCache(window[:, 1:], state)
 
     def _project(self, h: mx.array) -> tuple[mx.array, mx.array, mx.array]:
@@ -102,7 +100,9 @@ class AttentionMixer(nn.Module):
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = (
-            config.num_attention_heads, config.num_key_value_heads, config.head_dim
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
         )
         hidden, bias = config.hidden_size, config.attention_bias
         self.q_proj = nn.Linear(hidden, self.heads * self.head_dim, bias=bias)
@@ -129,10 +129,8 @@ class AttentionMixer(nn.Module):
         return x.reshape(1, x.shape[1], -1, self.head_dim).swapaxes(1, 2)
 
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: str | None) -> mx.array:
-        attended = mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self.head_dim**-0.5, mask=mask
-        )
-        return self.o_proj(attended.swapaxes(1, 2).flatten(2))   # (1, T, hidden)
+        attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.head_dim**-0.5, mask=mask)
+        return self.o_proj(attended.swapaxes(1, 2).flatten(2))  # (1, T, hidden)
 
 
 class MlpMixer(nn.Module):

@@ -32,15 +32,13 @@ def decay_rate(log_rate: mx.array) -> mx.array:
     return -mx.exp(log_rate).astype(mx.float32)
 
 
-def scan(
-    x: mx.array, dt: mx.array, decay: mx.array, b: mx.array, c: mx.array, skip: mx.array
-) -> mx.array:
+def scan(x: mx.array, dt: mx.array, decay: mx.array, b: mx.array, c: mx.array, skip: mx.array) -> mx.array:
     """All positions from an empty state, in blocks of 256: quadratic within a block, recurrent between blocks.
 
     x (1, T, H, P); dt (1, T, H) float32; decay (H,) float32; b, c (1, T, G, N); skip (H,), which is D. Returns y (1, T, H, P).
     """
-    log_decay = dt * decay                                      # (1, T, H)
-    scaled = dt[..., None] * x                                  # (1, T, H, P) float32
+    log_decay = dt * decay  # (1, T, H)
+    scaled = dt[..., None] * x  # (1, T, H, P) float32
     heads, positions = x.shape[2], x.shape[1]
     state = mx.zeros((1, heads, x.shape[3], b.shape[3]), mx.float32)
     outputs = []
@@ -56,16 +54,16 @@ def _scan_block(
 ) -> tuple[mx.array, mx.array]:
     """One block of :func:`scan`: y (1, S, H, P) float32 and the state after it (1, H, P, N)."""
     repeats = scaled.shape[2] // b.shape[2]
-    b = b.transpose(0, 2, 3, 1)                                 # (1, G, N, S)
+    b = b.transpose(0, 2, 3, 1)  # (1, G, N, S)
     similarity = mx.repeat(c.swapaxes(1, 2) @ b, repeats, axis=1)  # (1, H, S, S)
-    between = mx.exp(_segment_sums(log_decay.swapaxes(1, 2)))   # (1, H, S, S): decay from column to row
-    values = scaled.swapaxes(1, 2)                              # (1, H, S, P)
+    between = mx.exp(_segment_sums(log_decay.swapaxes(1, 2)))  # (1, H, S, S): decay from column to row
+    values = scaled.swapaxes(1, 2)  # (1, H, S, P)
     y = (mx.tril(similarity * between) @ values).swapaxes(1, 2)
 
-    since_start = mx.exp(mx.cumsum(log_decay, axis=1))          # (1, S, H)
+    since_start = mx.exp(mx.cumsum(log_decay, axis=1))  # (1, S, H)
     y = y + since_start[..., None] * _read(state, c)
 
-    to_end = between[:, :, -1, :, None]                         # (1, H, S, 1)
+    to_end = between[:, :, -1, :, None]  # (1, H, S, 1)
     added = (values * to_end).swapaxes(2, 3) @ mx.repeat(b, repeats, axis=1).swapaxes(2, 3)
     return y, added + since_start[:, -1, :, None, None] * state
 
@@ -79,14 +77,14 @@ def step(
     decayed old state read by C, rather than reading the new state: that is what :func:`scan` does too, bit for bit.
     """
     repeats = x.shape[2] // b.shape[2]
-    kept = mx.exp(dt * decay)                                   # (1, 1, H)
-    scaled = dt[..., None] * x                                  # (1, 1, H, P) float32
-    similarity = c[:, 0, :, None, :] @ b[:, 0, :, :, None]      # (1, G, 1, 1)
+    kept = mx.exp(dt * decay)  # (1, 1, H)
+    scaled = dt[..., None] * x  # (1, 1, H, P) float32
+    similarity = c[:, 0, :, None, :] @ b[:, 0, :, :, None]  # (1, G, 1, 1)
     similarity = mx.repeat(similarity, repeats, axis=1).reshape(1, 1, -1, 1)
     y = similarity * scaled + kept[..., None] * _read(state, c)
 
-    b = mx.repeat(b, repeats, axis=2)                           # (1, 1, H, N)
-    added = scaled[:, 0, :, :, None] * b[:, 0, :, None, :]      # (1, H, P, N)
+    b = mx.repeat(b, repeats, axis=2)  # (1, 1, H, N)
+    added = scaled[:, 0, :, :, None] * b[:, 0, :, None, :]  # (1, H, P, N)
     return y.astype(x.dtype) + x * skip[:, None], added + kept[:, 0, :, None, None] * state
 
 

@@ -71,7 +71,7 @@ class TokenAccumulator:
             return None
         new_bytes = self._token_bytes[token_id]
         shown = self._unfinished()
-        text = self._decoder.decode(new_bytes) + self._unfinished()   # all that stands from where ``shown`` began
+        text = self._decoder.decode(new_bytes) + self._unfinished()  # all that stands from where ``shown`` began
         if text.startswith(shown):
             added = text[len(shown) :]
             return TextUpdate(added, 0, added)

@@ -247,7 +247,7 @@ def test_kv_buffer_keeps_the_dtype_of_its_first_row_until_it_grows():
     keys, values = cache.filled()
     assert keys.shape == (1, 2, KV_STEP + 2, 4)
     column = np.array(keys[0, 0, :, 0])
-    assert column[KV_STEP - 1] == 1.0                            # rounded to bfloat16 for good
+    assert column[KV_STEP - 1] == 1.0  # rounded to bfloat16 for good
     assert column[KV_STEP] == np.float32(1.001)
     np.testing.assert_array_equal(np.array(values), -np.array(keys))
 
@@ -295,7 +295,7 @@ def test_state_space_in_blocks_equals_the_recurrence(dtype, tolerance):
 
     first = slice(0, 1)
     alone = ssm.scan(x[:, first], dt[:, first], decay, b[:, first], c[:, first], skip)
-    assert mx.array_equal(alone, stepped[0])                     # one position: the same bits either way
+    assert mx.array_equal(alone, stepped[0])  # one position: the same bits either way
 
 
 def recurrence(x, dt, decay, b, c, skip) -> np.ndarray:
@@ -305,7 +305,9 @@ def recurrence(x, dt, decay, b, c, skip) -> np.ndarray:
     state, y = np.zeros((heads, size, b.shape[3])), np.zeros(x.shape)
     for t in range(positions):
         for h in range(heads):
-            state[h] = np.exp(dt[0, t, h] * decay[h]) * state[h] + dt[0, t, h] * np.outer(x[0, t, h], b[0, t, h // share])
+            state[h] = np.exp(dt[0, t, h] * decay[h]) * state[h] + dt[0, t, h] * np.outer(
+                x[0, t, h], b[0, t, h // share]
+            )
             y[0, t, h] = state[h] @ c[0, t, h // share] + skip[h] * x[0, t, h]
     return y
 

@@ -49,14 +49,21 @@ def on_cpu() -> Iterator[None]:
     mx.set_default_device(device)
 
 
-def make_pair(pattern: str, *, bits: int = 0, dtype: mx.Dtype = mx.bfloat16, **sizes) -> tuple[nn.Module, LanguageModel]:
+def make_pair(
+    pattern: str, *, bits: int = 0, dtype: mx.Dtype = mx.bfloat16, **sizes
+) -> tuple[nn.Module, LanguageModel]:
     """The peer's network and ours with the same random weights."""
     config = pytest.importorskip("mlx_vlm.models.nemotron_h.config")
     language = pytest.importorskip("mlx_vlm.models.nemotron_h.language")
     sizes = SIZES | {"hybrid_override_pattern": pattern} | sizes
     ours = LanguageModel(
         LanguageConfig(
-            **sizes, bos_token_id=1, eos_token_id=2, pad_token_id=PAD, silence_token_id=11, function_channel_weight=2.0,
+            **sizes,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=PAD,
+            silence_token_id=11,
+            function_channel_weight=2.0,
             default_system_prompt="",
         )
     )
@@ -70,8 +77,13 @@ def make_pair(pattern: str, *, bits: int = 0, dtype: mx.Dtype = mx.bfloat16, **s
     peer.embed_tokens = nn.Embedding(sizes["vocab_size"], sizes["hidden_size"])
     peer.llm = language.NemotronHModel(
         config.ModelConfig.from_dict(
-            sizes | {"model_type": "nemotron_h", "num_hidden_layers": len(pattern), "use_bias": False,
-                     "max_position_embeddings": 4096}
+            sizes
+            | {
+                "model_type": "nemotron_h",
+                "num_hidden_layers": len(pattern),
+                "use_bias": False,
+                "max_position_embeddings": 4096,
+            }
         ),
         with_embeddings=False,
     )
@@ -110,8 +122,8 @@ def timeline(rng: np.random.Generator, peer: nn.Module, prompt: int, frames: int
         ("-M*", 3, 30, {"bits": 4, "mlp_bias": True, "time_step_limit": (0.01, 0.5)}),
         ("MM*-*", 0, 30, {"bits": 8, "head_dim": 32, "mamba_head_dim": 24, "n_groups": 4}),
         ("M*-M", 5, 30, {"dtype": mx.float32, "attention_bias": True}),
-        ("M*-", 20, 300, {}),     # a bfloat16 prompt, float32 keys rounded behind it, growth in between
-        ("*", 260, 270, {}),      # the prompt itself outgrows the first buffer; the second growth widens it
+        ("M*-", 20, 300, {}),  # a bfloat16 prompt, float32 keys rounded behind it, growth in between
+        ("*", 260, 270, {}),  # the prompt itself outgrows the first buffer; the second growth widens it
     ],
 )
 def test_cached_steps(pattern, prompt, frames, options):

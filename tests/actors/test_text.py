@@ -70,7 +70,27 @@ def test_random_ids(tokenizer):
 def test_random_bytes_of_broken_utf8(tokenizer):
     """Bytes drawn from the edges of UTF-8: leads, continuations, surrogates, overlong forms, beyond U+10FFFF."""
     single = byte_ids(tokenizer, bytes(range(256)))
-    edges = [0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF4, 0xF5, 0xFF]
+    edges = [
+        0x41,
+        0x7F,
+        0x80,
+        0x8F,
+        0x90,
+        0x9F,
+        0xA0,
+        0xBF,
+        0xC1,
+        0xC2,
+        0xDF,
+        0xE0,
+        0xE1,
+        0xED,
+        0xEF,
+        0xF0,
+        0xF4,
+        0xF5,
+        0xFF,
+    ]
     rng = np.random.default_rng(4)
     for _ in range(400):
         ids = [single[byte] for byte in rng.choice(edges, 20)]

@@ -125,9 +125,7 @@ def test_headers_of_all_kinds_give_the_samples(file: Path, name: str) -> None:
         (PCM, 2 * 1000, 1000, []),
     ],
 )
-def test_sizes_that_lie_are_warned_of(
-    file: Path, data: bytes, claimed: int, samples: int, warnings: list[str]
-) -> None:
+def test_sizes_that_lie_are_warned_of(file: Path, data: bytes, claimed: int, samples: int, warnings: list[str]) -> None:
     file.write_bytes(wav(form(), data, data_size=claimed))
     with AudioReader(file) as reader:
         assert len(reader.warnings) == len(warnings)
@@ -289,7 +287,9 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         yield writing
 
 
-@pytest.mark.parametrize("name", ["pcm16", "extensible float", "odd LIST", "sizes unknown", "sizes 0", "RF64", "LIST behind"])
+@pytest.mark.parametrize(
+    "name", ["pcm16", "extensible float", "odd LIST", "sizes unknown", "sizes 0", "RF64", "LIST behind"]
+)
 def test_standard_input_is_read_without_searching(stdin: int, name: str) -> None:
     os.write(stdin, HEALTHY[name])
     os.close(stdin)
@@ -400,7 +400,10 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_full_disk_is_one_clear_line() -> None:
-    with pytest.raises(ConfigError, match="/dev/full cannot be written: No space left"), WavWriter("/dev/full") as writer:
+    with (
+        pytest.raises(ConfigError, match="/dev/full cannot be written: No space left"),
+        WavWriter("/dev/full") as writer,
+    ):
         for _ in range(20):
             writer.write(np.zeros(1764, np.float32))
 

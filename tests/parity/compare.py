@@ -14,12 +14,14 @@ DATA = Path(__file__).parents[1] / "data"
 TINY, GOLDEN = DATA / "tiny", DATA / "golden"
 QUESTION_WAV = Path(__file__).parents[2] / "docs" / "question.wav"
 
-#: Largest difference of two decodes of the same codes, of full scale 1.0. The codec's last layers are bfloat16: eight bits,
-#: so where a matrix product sums in another order (another BLAS, another kernel) now and then a phase of 4 to 8 radians
-#: rounds the other way by 2**-5, which turns one of the nine bins of a short-time frame by 2 degrees.
-MAX_ROUNDING = 0.03
-#: Such a rounding is rare, and it lasts for 16 samples. An error in the network would be everywhere.
-RMS_ROUNDING = 0.001
+#: Largest difference of two decodes of the same codes; full scale is 1.0. With the same BLAS there is none. The codec's
+#: activations are bfloat16, eight bits of mantissa: where a matrix product sums in another order, one value in a frame in
+#: twenty rounds the other way, and a phase of 4 to 8 radians that does so turns one of the nine bins by 2**-5. Between
+#: OpenBLAS and MLX's own BLAS the largest difference in 600 frames was 0.028.
+MAX_ROUNDING = 0.05
+#: Root mean square of the difference over a run: 2 % of the speech's 0.2 (seen: 0.002). An error of the network, or speech
+#: that is one sample late, is far above.
+RMS_ROUNDING = 0.004
 
 
 @dataclass

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import FAKES
 
 from vcpipe.pipeline.pipeline import Pipeline
 from vcpipe.pipeline.trace import TraceWriter
 from vcpipe.pipeline.tracks import FrameTiming
+from vcpipe.schemas.config import PipelineConfig
 from vcpipe.schemas.errors import ConfigError
 from vcpipe.schemas.geometry import STAGES
 from vcpipe.schemas.reports import StageTiming
@@ -72,3 +74,18 @@ def test_a_trace_without_frames_is_still_json(tmp_path: Path) -> None:
 def test_a_trace_that_cannot_be_written_says_where(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the trace cannot be written to .*nowhere.*: No such file or directory"):
         TraceWriter(tmp_path / "nowhere" / "trace.json")
+
+
+def test_a_listener_that_fails_is_dropped_and_the_session_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    calls = []
+
+    def full_disk(session: str, delivery: object) -> None:
+        calls.append(delivery)
+        raise OSError("No space left on device")
+
+    config = PipelineConfig(Path(__file__).parents[1] / "data" / "tiny" / "bf16")
+    with Pipeline(config, listener=full_disk, modules=FAKES) as pipeline, pipeline.open_session() as session:
+        events = session.push_audio(np.zeros(2560))
+    assert [event.frame_index for event in events if event.kind == "audio"] == [0, 1]
+    assert len(calls) == 1
+    assert "No space left on device" in caplog.text
