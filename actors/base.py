@@ -107,8 +107,12 @@ class ActorLoop:
         passed_on = request
         with self._failing_session_only(header, held):
             held.state, passed_on = self._stage.open(request)
-            self._report(header, Opened(self._stage.name, (time.monotonic() - started) * 1e3))
         self._forward(header, passed_on)
+        if held.state is None:
+            return
+        with self._failing_session_only(header, held):
+            held.state.prefill()
+            self._report(header, Opened(self._stage.name, (time.monotonic() - started) * 1e3))
 
     def _step(self, header: Header, message: Message) -> None:
         held = self._sessions.get(header.session)

@@ -46,6 +46,13 @@ class Emitter(Protocol):
 class StageSession(Protocol):
     """State of one session in one stage."""
 
+    def prefill(self) -> None:
+        """Bring the state up to the first frame (system prompt, voice prompt).
+
+        Called once, after the request was passed on, so that the stages do this side by side. Raises VcpipeError where
+        the request cannot be met.
+        """
+
     def step(self, message: Any, emit: Emitter) -> None:
         """Take one data message (PcmFrame, Projected, TextStep or Codes) through the network."""
 

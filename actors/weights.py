@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -45,6 +45,23 @@ class LoadReport:
 
     warnings: list[str] = field(default_factory=list)
     nbytes: int = 0
+
+
+class WeightLoader(Protocol):
+    """Fills a stage's module: :func:`load_stage`, or whatever a measurement puts in its place."""
+
+    def __call__(
+        self,
+        module: nn.Module,
+        checkpoint: Path,
+        *,
+        stage: str,
+        root: str,
+        names: tuple[str, ...],
+        kernels: Mapping[str, str],
+        dense: tuple[str, ...] = (),
+        progress: Progress,
+    ) -> LoadReport: ...
 
 
 def load_stage(

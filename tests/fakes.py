@@ -67,6 +67,9 @@ class FakeSession:
             getattr(self, "_" + self._stage)(message, emit)
         self._frame += 1
 
+    def prefill(self) -> None:
+        pass
+
     def end(self, emit: Emitter) -> None:
         pass
 

@@ -10,7 +10,7 @@ from vcpipe.actors.checkpoint import geometry, read_config
 from vcpipe.actors.codec.config import CodecConfig
 from vcpipe.actors.codec.model import Codec
 from vcpipe.actors.stage import Emitter, Progress, StageConfig
-from vcpipe.actors.weights import load_stage
+from vcpipe.actors.weights import WeightLoader, load_stage
 from vcpipe.schemas.errors import FrameContractError
 from vcpipe.schemas.geometry import FrameGeometry
 from vcpipe.schemas.messages import Codes, OpenSession
@@ -101,6 +101,9 @@ class StreamingSession:
         self._entries: dict[str, mx.array] = {}
         self._frames = 0
 
+    def prefill(self) -> None:
+        """Nothing comes before the first frame."""
+
     def step(self, message: Codes, emit: Emitter) -> None:
         """Decode one frame and report it. FrameContractError unless exactly one frame of samples comes out."""
         codes = self._stage.replace_control_codes(message.codes, self._frames)
@@ -125,6 +128,9 @@ class OfflineSession:
         self._stage = stage
         self._codes: list[np.ndarray] = []
 
+    def prefill(self) -> None:
+        """Nothing comes before the first frame."""
+
     def step(self, message: Codes, emit: Emitter) -> None:
         """Keep the codes of a frame, report them without samples."""
         codes = self._stage.replace_control_codes(message.codes, len(self._codes))
@@ -147,7 +153,7 @@ class OfflineSession:
             emit.report(AudioFrame(piece, _NO_CODES), frame_index=first)
 
 
-def load(config: StageConfig, progress: Progress) -> CodecStage:
+def load(config: StageConfig, progress: Progress, load_weights: WeightLoader = load_stage) -> CodecStage:
     """Read the codec of a checkpoint and encode the silent prompt with it.
 
     ConfigError for a config that is incomplete or whose codec is off the frame clock; WeightsError for tensors that do not fit.
@@ -155,7 +161,7 @@ def load(config: StageConfig, progress: Progress) -> CodecStage:
     checkpoint_config = read_config(config.checkpoint)
     codec_config = CodecConfig.from_dict(checkpoint_config["codec_config"])
     weights = CodecWeights(codec_config)
-    report = load_stage(
+    report = load_weights(
         weights,
         config.checkpoint,
         stage="codec",

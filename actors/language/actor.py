@@ -17,7 +17,7 @@ from vcpipe.actors.language.config import LanguageConfig
 from vcpipe.actors.language.nemotron_h import LanguageModel
 from vcpipe.actors.language.text import TokenAccumulator, TokenBytes
 from vcpipe.actors.stage import Emitter, Progress, StageConfig
-from vcpipe.actors.weights import load_stage
+from vcpipe.actors.weights import WeightLoader, load_stage
 from vcpipe.schemas.errors import ConfigError, ProtocolError
 from vcpipe.schemas.messages import OpenSession, Projected, TextStep
 from vcpipe.schemas.reports import Tokens
@@ -26,13 +26,13 @@ _NAMES = ("embed_tokens.", "llm.", "lm_head.", "function_head.")
 _KERNELS = {"llm.layers.*.mixer.conv1d.weight": "conv1d"}
 
 
-def load(config: StageConfig, progress: Progress) -> LanguageStage:
+def load(config: StageConfig, progress: Progress, load_weights: WeightLoader = load_stage) -> LanguageStage:
     """Read config, tokenizer and weights. Raises ConfigError or WeightsError."""
     language_config = LanguageConfig.from_runtime(read_config(config.checkpoint))
     tokenizer = load_tokenizer(config.checkpoint)
     token_bytes = TokenBytes(tokenizer)
     model = LanguageModel(language_config)
-    report = load_stage(
+    report = load_weights(
         model, config.checkpoint, stage="language", root="stt_model.", names=_NAMES, kernels=_KERNELS, progress=progress
     )
     return LanguageStage(language_config, model, tokenizer, token_bytes, report.warnings)
@@ -56,20 +56,19 @@ class LanguageStage:
         self.model = model
         self.warnings = warnings
         self._tokenizer = tokenizer
-        self._token_bytes = token_bytes
+        self.token_bytes = token_bytes
 
     def warm_up(self) -> None:
         """A prompt and two frames: every kernel runs once in each dtype that it meets."""
         session, _ = self.open(OpenSession(system_prompt="warm up"))
+        session.prefill()
         for _ in range(2):
             session.advance(mx.zeros((1, 1, self.config.hidden_size)))
 
     def open(self, request: OpenSession) -> tuple[LanguageSession, OpenSession]:
-        """A session that has taken in its system prompt; the request goes on with the prompt's length filled in."""
+        """A session that has its system prompt still to take in; the request goes on with the prompt's length."""
         prompt_ids = self._prompt_ids(request.system_prompt)
-        session = LanguageSession(self.config, self.model, self._token_bytes, use_cache=request.use_language_cache)
-        if prompt_ids:
-            session.take_prompt(prompt_ids, widen=request.offline)
+        session = LanguageSession(self, request, prompt_ids)
         return session, replace(request, prompt_positions=len(prompt_ids))
 
     def _prompt_ids(self, system_prompt: str | None) -> list[int]:
@@ -88,29 +87,31 @@ class LanguageStage:
 class LanguageSession:
     """State of one conversation: the blocks' caches (or, uncached, every input row so far) and the last two ids."""
 
-    def __init__(
-        self, config: LanguageConfig, model: LanguageModel, token_bytes: TokenBytes, *, use_cache: bool
-    ) -> None:
-        self._model = model
-        self._caches = model.llm.empty_caches() if use_cache else None
+    def __init__(self, stage: LanguageStage, request: OpenSession, prompt_ids: list[int]) -> None:
+        self._model = stage.model
+        self._prompt_ids = prompt_ids
+        self._widen_prompt = request.offline
+        self._caches = stage.model.llm.empty_caches() if request.use_language_cache else None
         self._history: mx.array | None = None  # (1, positions, hidden), uncached only
-        self._previous_ids = (config.pad_token_id, config.pad_token_id)
-        self._text = TokenAccumulator(token_bytes, config.special_ids)
-        self._function = TokenAccumulator(token_bytes, config.special_ids)
+        self._previous_ids = (stage.config.pad_token_id, stage.config.pad_token_id)
+        self._text = TokenAccumulator(stage.token_bytes, stage.config.special_ids)
+        self._function = TokenAccumulator(stage.token_bytes, stage.config.special_ids)
 
-    def take_prompt(self, prompt_ids: list[int], *, widen: bool) -> None:
+    def prefill(self) -> None:
         """Put the prompt on the audio channel, one position an id; both other channels stay PAD and no head is asked.
 
-        Position by position, not at once: the rows stay in the embeddings' dtype (``widen`` makes them float32, as offline
-        runs have it) and bfloat16 sums depend on their order.
+        Position by position, not at once: a streaming session's rows stay in the embeddings' dtype (an offline run has them
+        float32) and bfloat16 sums depend on their order.
         """
-        rows = self._model.embed_tokens(mx.array([prompt_ids]))  # (1, P, hidden)
-        fused = self._model.fuse(rows.astype(mx.float32) if widen else rows, *self._previous_ids)
+        if not self._prompt_ids:
+            return
+        rows = self._model.embed_tokens(mx.array([self._prompt_ids]))  # (1, P, hidden)
+        fused = self._model.fuse(rows.astype(mx.float32) if self._widen_prompt else rows, *self._previous_ids)
         if self._caches is None:
             self._history = fused
             mx.eval(fused)
             return
-        for position in range(len(prompt_ids)):
+        for position in range(len(self._prompt_ids)):
             _, self._caches = self._model.llm.step(fused[:, position : position + 1], self._caches)
             mx.eval(self._caches)
 

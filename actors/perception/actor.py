@@ -15,7 +15,7 @@ from vcpipe.actors.perception.networks import KERNELS, NAMES, PerceptionNetworks
 from vcpipe.actors.perception.rnnt import GreedyDecoder, Recogniser
 from vcpipe.actors.perception.transcript import PieceTable
 from vcpipe.actors.stage import Emitter, Progress, StageConfig, StageSession
-from vcpipe.actors.weights import load_stage
+from vcpipe.actors.weights import WeightLoader, load_stage
 from vcpipe.schemas.errors import ConfigError, FrameContractError
 from vcpipe.schemas.messages import OpenSession, PcmFrame, Projected
 from vcpipe.schemas.reports import Transcript
@@ -137,6 +137,9 @@ class StreamingSession:
         self._recogniser = stage.open_recogniser()
         self._frames = 0
 
+    def prefill(self) -> None:
+        """Nothing comes before the first frame."""
+
     def step(self, message: PcmFrame, emit: Emitter) -> None:
         """Send the frame on, then recognise it. FrameContractError for another number of samples or encoder frames."""
         seen = message.samples.size
@@ -173,6 +176,9 @@ class OfflineSession:
         self._max_frames = max_frames
         self._chunks: list[np.ndarray] = []
 
+    def prefill(self) -> None:
+        """Nothing comes before the first frame."""
+
     def step(self, message: PcmFrame, emit: Emitter) -> None:
         """Keep samples, any number."""
         self._chunks.append(message.samples.copy())  # a received array is a view of its message
@@ -195,14 +201,14 @@ class OfflineSession:
         emit.report(Transcript("".join(deltas)), frame_index=frames - 1)
 
 
-def load(config: StageConfig, progress: Progress) -> PerceptionStage:
+def load(config: StageConfig, progress: Progress, load_weights: WeightLoader = load_stage) -> PerceptionStage:
     """Read the encoder, the projection and the RNN-T of a checkpoint.
 
     ConfigError where the checkpoint's networks are of a kind that cannot stream; WeightsError where tensors do not fit.
     """
     perception_config = PerceptionConfig.from_dict(read_config(config.checkpoint))
     networks = PerceptionNetworks(perception_config)
-    report = load_stage(
+    report = load_weights(
         networks,
         config.checkpoint,
         stage="perception",

@@ -14,7 +14,7 @@ from vcpipe.actors.tts.char_encoder import Spelling
 from vcpipe.actors.tts.config import PROMPT_POSITIONS, TtsConfig
 from vcpipe.actors.tts.ear_tts import SpeechDecoder
 from vcpipe.actors.tts.rng import session_key
-from vcpipe.actors.weights import load_stage
+from vcpipe.actors.weights import WeightLoader, load_stage
 from vcpipe.schemas.errors import ConfigError
 from vcpipe.schemas.messages import Codes, OpenSession, TextStep
 
@@ -33,14 +33,14 @@ _DENSE = (
 _EXTRA_CODES = 1
 
 
-def load(config: StageConfig, progress: Progress) -> TtsStage:
+def load(config: StageConfig, progress: Progress, load_weights: WeightLoader = load_stage) -> TtsStage:
     """Read the speech decoder of a checkpoint."""
     settings = read_config(config.checkpoint)
     tts = TtsConfig.from_dict(settings.get("tts_config") or {})
     vocabulary = load_tokenizer(config.checkpoint).get_vocab(with_added_tokens=True)
     spelling = Spelling(vocabulary, tts.character_encoder.char_vocab_size)
     decoder = SpeechDecoder(tts)
-    report = load_stage(
+    report = load_weights(
         decoder,
         config.checkpoint,
         stage="tts",
@@ -103,23 +103,28 @@ class TtsStage:
     def warm_up(self) -> None:
         """One session with a prompt of two positions: a step of every kind."""
         codes = np.zeros((PROMPT_POSITIONS + _EXTRA_CODES, self._model.config.num_quantizers), np.int32)
-        self.open(OpenSession(prompt_positions=2, prompt_codes=codes))
+        session, _ = self.open(OpenSession(prompt_positions=2, prompt_codes=codes))
+        session.prefill()
 
     def open(self, request: OpenSession) -> tuple[TtsSession, OpenSession]:
-        """Take a session through the voice prompt and the prompt positions.
+        """A session that has its prompts still to take in.
 
         ``request.prompt_codes``: (38, Q) codes of silence. ``request.prompt_positions``: of the timeline before the first
         frame. Raises ConfigError for codes of another shape or a seed MLX does not accept.
         """
-        key = session_key(request.seed)
-        state = self._after_voice_prompt(self._prompt_columns(request.prompt_codes), key)
-        # Position 0 of the timeline makes no step.
-        for _ in range(request.prompt_positions - 1):
-            self.advance(state, self.ids.pad)
+        key, columns = session_key(request.seed), self._prompt_columns(request.prompt_codes)
         first_codes = None
         if request.prompt_positions == 0:
             first_codes = np.zeros_like(self.silence_codes) if request.offline else self.silence_codes
-        return TtsSession(self, state, first_codes), request
+        return TtsSession(self, key, columns, request.prompt_positions, first_codes), request
+
+    def start(self, key: mx.array, columns: mx.array, prompt_positions: int) -> DecoderState:
+        """The state before the first frame: after the voice prompt (1, 37, Q) and so many prompt positions."""
+        state = self._after_voice_prompt(columns, key)
+        # Position 0 of the timeline makes no step.
+        for _ in range(prompt_positions - 1):
+            self.advance(state, self.ids.pad)
+        return state
 
     def advance(self, state: DecoderState, text_id: int) -> np.ndarray:
         """One step of ``state`` in place -> (Q,) int32 codes; everything is evaluated."""
@@ -170,10 +175,22 @@ class TtsStage:
 class TtsSession:
     """One session. ``first_codes``: what frame 0 sends without a step, None when a prompt came before it."""
 
-    def __init__(self, stage: TtsStage, state: DecoderState, first_codes: np.ndarray | None) -> None:
+    def __init__(
+        self,
+        stage: TtsStage,
+        key: mx.array,
+        columns: mx.array,
+        prompt_positions: int,
+        first_codes: np.ndarray | None,
+    ) -> None:
         self._stage = stage
-        self._state = state
+        self._prompt = (key, columns, prompt_positions)
         self._first_codes = first_codes
+        self._state: DecoderState | None = None
+
+    def prefill(self) -> None:
+        """Voice prompt and prompt positions."""
+        self._state = self._stage.start(*self._prompt)
 
     def step(self, message: TextStep, emit: Emitter) -> None:
         """One text id -> the codes of its frame, control codes not replaced."""
@@ -181,6 +198,7 @@ class TtsSession:
             if self._first_codes is not None:
                 codes, self._first_codes = self._first_codes, None
             else:
+                assert self._state is not None, "prefill() comes before the first step"
                 codes = self._stage.advance(self._state, message.text_id)
         emit.send(Codes(codes))
 

@@ -108,6 +108,7 @@ def test_recorded_runs(run, rows):
     cached = info["options"].get("use_language_cache", not offline)
     request = OpenSession(offline=offline, system_prompt=info["system_prompt"], use_language_cache=cached)
     session, passed_on = stage_of(info["checkpoint"]).open(request)
+    session.prefill()
     emit = feed(session, arrays["projected"][:, :frames])
 
     prompt = arrays["fused"].shape[1] - frames
@@ -131,6 +132,7 @@ def test_prompt_is_bfloat16_in_streams_and_float32_offline(rows):
     for offline, dtype in ((False, mx.bfloat16), (True, mx.float32)):
         rows.clear()
         session, request = stage.open(OpenSession(system_prompt="be concise", offline=offline))
+        session.prefill()
         feed(session, frame)
         assert [x.dtype for x, _ in rows] == [dtype] * request.prompt_positions + [mx.float32]
 
@@ -146,6 +148,7 @@ def test_sessions_do_not_touch_each_other():
     stage = stage_of("bf16")
     alone = stage.open(OpenSession(system_prompt="be concise"))[0]
     other = stage.open(OpenSession())[0]
+    alone.prefill()
     emit = Collector()
     for frame in range(8):
         row = arrays["projected"][:, frame : frame + 1]

@@ -84,7 +84,9 @@ def say(session: TtsSession, text_ids: list[int]) -> np.ndarray:
 
 
 def open_session(stage: TtsStage, seed: int = 0, **request: Any) -> TtsSession:
-    return stage.open(OpenSession(seed=seed, prompt_codes=prompt_codes("bf16"), **request))[0]
+    session, _ = stage.open(OpenSession(seed=seed, prompt_codes=prompt_codes("bf16"), **request))
+    session.prefill()
+    return session
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -94,6 +96,7 @@ def test_recorded_runs(stages: dict[str, TtsStage], name: str, monkeypatch: pyte
     assert EOS in run.text_ids
     prefills, hiddens = record_hidden(stage, monkeypatch)
     session, _ = stage.open(run.request())
+    session.prefill()
     codes = say(session, run.text_ids)
 
     if run.prompt_positions:

@@ -104,6 +104,7 @@ def test_whole_sessions_are_equal(case: tuple) -> None:
         wanted.append(np.array(previous)[0, 0])
 
     session, _ = stage.open(OpenSession(seed=99, prompt_positions=1, prompt_codes=silence))
+    session.prefill()
     codes = [stage.advance(session._state, text_id) for text_id in text_ids]
     np.testing.assert_array_equal(np.stack(codes), np.stack(wanted))
     np.testing.assert_array_equal(session._state.caches[-1][1][:, :, :20], cache[-1].values[:, :, :20])

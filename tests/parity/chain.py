@@ -36,6 +36,7 @@ class Chain:
         sessions = []
         for stage in self.stages.values():
             session, request = stage.open(request)
+            session.prefill()
             sessions.append(session)
         size = len(wav) if request.offline else FRAME
         padded = np.concatenate([wav, np.zeros(-len(wav) % size, np.float32)])

@@ -221,10 +221,10 @@ def test_offline_runs_repeat(bf16: Pipeline) -> None:
 def test_with_a_tap_and_fresh_processes(undisturbed: Heard, tmp_path: Path) -> None:
     """Another start of the processes, with someone listening: the same bytes for both."""
     endpoint = f"ipc://{tmp_path}/tap"
-    with Pipeline(PipelineConfig(TINY / "bf16", tap=endpoint, window=2)) as pipeline:
-        with TapSubscriber(endpoint, ("event.audio",)) as tap:
-            assert_same_bytes(push(pipeline.open_session(**OPTIONS), SHORT), undisturbed)
-            copies = {header.frame_index: message.samples for _, header, message in tap.messages(0.5)}
+    config = PipelineConfig(TINY / "bf16", tap=endpoint, window=2)
+    with Pipeline(config) as pipeline, TapSubscriber(endpoint, ("event.audio",)) as tap:
+        assert_same_bytes(push(pipeline.open_session(**OPTIONS), SHORT), undisturbed)
+        copies = {header.frame_index: message.samples for _, header, message in tap.messages(0.5)}
     assert copies
     for frame, samples in copies.items():
         np.testing.assert_array_equal(samples, undisturbed.samples.reshape(-1, 1764)[frame])
