@@ -2,8 +2,8 @@
 
     python docs/generate_cli.py [--check]
 
-Every ``<!-- help: COMMAND -->`` line there is followed by a fenced block, which this script fills. ``--check`` writes nothing and
-fails where a block is not what the command says.
+Every ``<!-- help: COMMAND -->`` line there is followed by a fenced block, which this script fills. ``--check`` writes nothing
+and fails where a block is not what the command says.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ WIDTH = 90
 _PROGRAMS = {"vcpipe": vcpipe_app, "python -m vcpipe.bench": bench_app}
 _BLOCK = re.compile(r"(<!-- help: (.+?) -->\n```text\n)(.*?)(```\n)", re.DOTALL)
 
-#: Placeholders and brackets as older versions of typer write them -> as newer ones do.
-_SPELLINGS = ((r"\bTEXT\b", "<str>"), (r"\bINTEGER\b", "<int>"), (r"\bPATH\b", "<path>"), (r"\bFLOAT\b", "<float>"), (r"\[(\w+(?:\|\w+)+)\]", r"<\1>"), (r"\\\[", "["))
+#: What versions of typer write each in their own way: arguments as NAME or {NAME}, with or without a type, and escapes.
+_SPELLINGS = ((r"\{(\w+)\}", r"\1"), (r" <\w+>", ""), (r"\\\[", "["))
 
 
 def help_text(command: str) -> str:
@@ -40,7 +40,7 @@ def help_text(command: str) -> str:
 
 
 def comparable(text: str) -> str:
-    """A help text without what depends on the version of typer: line breaks and the spelling of placeholders."""
+    """A help text without what depends on the version of typer: line breaks, the spelling of placeholders."""
     for old, new in _SPELLINGS:
         text = re.sub(old, new, text)
     return " ".join(text.split())

@@ -56,7 +56,7 @@ Model = Annotated[
         "--model", "-m", metavar="DIR_OR_NAME", help="Checkpoint folder or Hub name; default: the embedded one."
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu or gpu; default: what MLX prefers.")]
+Device = Annotated[str | None, typer.Option(metavar="NAME", help="cpu or gpu; default: what MLX prefers.")]
 
 
 def _version(wanted: bool) -> None:
@@ -82,9 +82,9 @@ def run(
     ] = None,
     model: Model = None,
     system_prompt: Annotated[
-        str | None, typer.Option("--system-prompt", "-p", help="Default: the checkpoint's own.")
+        str | None, typer.Option("--system-prompt", "-p", metavar="TEXT", help="Default: the checkpoint's own.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Same seed, same bytes.")] = 0,
     stream: Annotated[
         bool, typer.Option("--stream/--offline", help="Frame by frame, or the whole waveform at once.")
     ] = True,
@@ -92,8 +92,10 @@ def run(
     extra_seconds: Annotated[
         float, typer.Option(metavar="S", help="Silence appended, so that an answer is not cut.")
     ] = 3.0,
-    channel: Annotated[int, typer.Option(help="Channel of a file with several, from 0.")] = 0,
-    clock: Annotated[Clock, typer.Option(help="As fast as possible, or one frame every 80 ms.")] = Clock.file,
+    channel: Annotated[int, typer.Option(metavar="N", help="Channel of a file with several, from 0.")] = 0,
+    clock: Annotated[
+        Clock, typer.Option(metavar="file|wall", help="As fast as possible, or one frame every 80 ms.")
+    ] = Clock.file,
     language_cache: Annotated[
         bool,
         typer.Option("--language-cache/--no-language-cache", help="Off: recompute the history every frame (slow)."),
@@ -141,9 +143,11 @@ def run(
 
 @app.command()
 def tap(
-    endpoint: Annotated[str, typer.Option(help="Where `vcpipe run --tap` publishes.")] = "tcp://127.0.0.1:5599",
+    endpoint: Annotated[
+        str, typer.Option(metavar="ENDPOINT", help="Where `vcpipe run --tap` publishes.")
+    ] = "tcp://127.0.0.1:5599",
     topic: Annotated[
-        list[str] | None, typer.Option(help="Only topics that begin so; repeatable. Default: all.")
+        list[str] | None, typer.Option(metavar="PREFIX", help="Only topics that begin so; repeatable. Default: all.")
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="S", help="Leave when nothing came for so long.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
@@ -156,12 +160,12 @@ def tap(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(help="Checkpoint folder, NeMo or public layout.")],
-    destination: Annotated[Path, typer.Argument(help="New folder for the public MLX layout.")],
-    dtype: Annotated[Dtype, typer.Option(help="Type of the floats.")] = Dtype.bfloat16,
-    bits: Annotated[int | None, typer.Option(help="4 or 8: quantise the language model.")] = None,
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Checkpoint folder, NeMo or public layout.")],
+    destination: Annotated[Path, typer.Argument(metavar="DESTINATION", help="New folder for the public MLX layout.")],
+    dtype: Annotated[Dtype, typer.Option(metavar="bfloat16|float32", help="Type of the floats.")] = Dtype.bfloat16,
+    bits: Annotated[int | None, typer.Option(metavar="4|8", help="Quantise the language model.")] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder with tokenizer.json, where the source has none.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder with tokenizer.json, where the source has none.")
     ] = None,
 ) -> None:
     """Write a checkpoint in the public MLX layout."""
