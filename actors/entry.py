@@ -85,7 +85,7 @@ def _serve(config: ActorConfig, wire: StageWire) -> None:
         wire.reports.send(Loading(config.stage, step, fraction))
 
     progress("starting", 0.0)
-    runtime = importlib.import_module("vcpipe.actors.runtime")
+    runtime = _import_runtime()
     stage_config = StageConfig(config.stage, Path(config.checkpoint), config.device)
     started = time.monotonic()
     runtime.set_up(stage_config)
@@ -112,6 +112,17 @@ def _serve(config: ActorConfig, wire: StageWire) -> None:
         )
     )
     loop.run()
+
+
+def _import_runtime() -> Any:
+    """The module that first needs MLX."""
+    try:
+        return importlib.import_module("vcpipe.actors.runtime")
+    except ImportError as error:
+        raise ConfigError(
+            f"MLX cannot be loaded ({error}); on Linux it needs a backend: install vcpipe with the extra cpu or cuda, "
+            "for instance python3 -m pip install 'vcpipe[cpu]'"
+        ) from error
 
 
 def _report_failure(stage: str, wire: StageWire, error: Exception) -> None:

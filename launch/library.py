@@ -27,7 +27,8 @@ def start_pipeline(
 
     ``model``: checkpoint folder or Hub name; None takes the embedded one (random weights: its output is noise).
     ``device``: "cpu", "gpu" or None for MLX's default. ``window``: most frames in flight. ``tap``: endpoint such as
-    tcp://127.0.0.1:5599 on which everything is published. Raises ConfigError, WeightsError as ActorStartupError.
+    tcp://127.0.0.1:5599 on which everything is published. Raises ConfigError for what the user can mend
+    (a checkpoint that does not load among it), ActorStartupError where a stage fails otherwise.
     """
     checkpoint = EMBEDDED_CHECKPOINT if model is None else resolve_checkpoint(str(model))
     config = PipelineConfig(checkpoint, device=device, window=window, tap=tap)

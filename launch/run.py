@@ -54,8 +54,8 @@ def run(options: RunOptions) -> None:
     """Run one recording through a pipeline of its own. Raises VcpipeError or ValueError for what the user can mend."""
     if options.extra_seconds < 0:
         raise ConfigError(f"--extra-seconds must not be negative, got {options.extra_seconds:g}")
-    if options.offline and options.clock == "wall":
-        raise ConfigError("--clock wall needs --stream: an offline run has no clock")
+    if options.offline:
+        _refuse_streaming_options(options)
     with ExitStack() as stack:
         reader = stack.enter_context(AudioReader(options.audio, channel=options.channel))
         # Some are known only once the whole input was read.
@@ -68,6 +68,19 @@ def run(options: RunOptions) -> None:
             _run_offline(options, pipeline, reader, output)
         else:
             _run_streaming(options, pipeline, reader, output)
+
+
+def _refuse_streaming_options(options: RunOptions) -> None:
+    """An offline run has no frame clock and perceives the whole waveform at once."""
+    streaming = {
+        "--clock wall": options.clock == "wall",
+        "--profile": options.profile,
+        "--trace": options.trace is not None,
+        "--no-perception-cache": not options.perception_cache,
+    }
+    for option, given in streaming.items():
+        if given:
+            raise ConfigError(f"{option} needs --stream: an offline run is not worked on frame by frame")
 
 
 def _start(options: RunOptions, stack: ExitStack) -> Pipeline:

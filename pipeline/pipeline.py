@@ -143,8 +143,8 @@ class Pipeline:
 
     @property
     def warnings(self) -> list[str]:
-        """What the stages found odd about the checkpoint."""
-        return [f"{stage}: {line}" for stage, ready in self.ready.items() for line in ready.warnings]
+        """What the stages found odd about the checkpoint; each line names its stage."""
+        return [line for ready in self.ready.values() for line in ready.warnings]
 
     # -- sessions
 

@@ -89,9 +89,9 @@ def test_the_picture_is_an_image_of_its_own() -> None:
 # ------------------------------------------------------------------------------------------------ commands
 def test_the_readmes_two_commands() -> None:
     readme = text_of("README.md")
-    assert "python3 -m pip install . && vcpipe run --audio docs/question.wav --output-audio answer.wav" in readme
+    assert "python3 -m pip install '.[cpu]' && vcpipe run --audio docs/question.wav --output-audio answer.wav" in readme
     marked = re.findall(r"^<!-- test command -->\n```sh\n(.*?)```$", readme, re.MULTILINE | re.DOTALL)
-    assert marked == ["python3 -m pip install -e '.[test]' && python3 -m pytest\n"]
+    assert marked == ["python3 -m pip install -e '.[cpu,test]' && python3 -m pytest\n"]
 
 
 def test_what_ci_takes_from_the_readme() -> None:
@@ -99,7 +99,7 @@ def test_what_ci_takes_from_the_readme() -> None:
     line = next(line for line in text_of(".ci/run").splitlines() if line.startswith("test_command=$("))
     command = line.removeprefix("test_command=$(").removesuffix(")")
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True)
-    assert done.stdout == "python3 -m pip install -e '.[test]' && python3 -m pytest\n"
+    assert done.stdout == "python3 -m pip install -e '.[cpu,test]' && python3 -m pytest\n"
 
 
 def generator() -> types.ModuleType:

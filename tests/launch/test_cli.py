@@ -31,6 +31,10 @@ pytestmark = pytest.mark.process
 def socket_folder() -> Iterator[Path]:
     """A TMPDIR of its own, short enough for sockets; must be empty when a command has ended."""
     with tempfile.TemporaryDirectory(prefix="vct") as folder:
+        # MLX keeps the kernels it has compiled for a CPU in the temporary folder; building them anew takes seconds.
+        kernels = Path(tempfile.gettempdir()) / "mlx"
+        kernels.mkdir(exist_ok=True)
+        (Path(folder) / "mlx").symlink_to(kernels)
         yield Path(folder)
 
 
