@@ -18,7 +18,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from vcpipe.actors.checkpoint import read_config, resolve_checkpoint
@@ -284,6 +283,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def write_weights(folder: Path, arrays: dict[str, np.ndarray]) -> None:
+    import mlx.core as mx  # here, so that measurements may take config and tokenizer without MLX
+
     stored = {
         name: mx.array(value) if value.dtype == np.int32 else mx.array(value).astype(mx.bfloat16)
         for name, value in arrays.items()

@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
+from vcpipe.bench.report import Measured, ratio, with_bar
 from vcpipe.bench.signals import noise_frames
-from vcpipe.launch.library import start_pipeline
+from vcpipe.bench.target import Target
 from vcpipe.pipeline.pipeline import Pipeline
 
 _WARM_FRAMES = 20
 
 
-def measure(model: Path, frames: int, rounds: int) -> dict[str, Any]:
+def measure(target: Target, frames: int, rounds: int) -> Measured:
     """Alternating blocks of both kinds on one pipeline; frames per second of each block and the ratio of the medians."""
-    with start_pipeline(model) as pipeline:
-        blocks: dict[str, list[float]] = {"one_at_a_time": [], "overlapped": []}
-        for _ in track(range(rounds), "blocks", console=Console(stderr=True), transient=True):
-            blocks["one_at_a_time"].append(_frames_per_second(pipeline, frames, overlapped=False))
-            blocks["overlapped"].append(_frames_per_second(pipeline, frames, overlapped=True))
+    with target.start() as pipeline:
+        rates: dict[str, list[float]] = {"one_at_a_time": [], "overlapped": []}
+        for _ in with_bar(range(rounds)):
+            rates["one_at_a_time"].append(_frames_per_second(pipeline, frames, overlapped=False))
+            rates["overlapped"].append(_frames_per_second(pipeline, frames, overlapped=True))
         ready = pipeline.ready["tts"]
-    single, overlapped = median(blocks["one_at_a_time"]), median(blocks["overlapped"])
-    return {
-        "device": ready.device,
-        "mlx": ready.mlx_version,
-        "frames": frames,
-        "rounds": rounds,
-        "frames_per_second": blocks,
-        "one_at_a_time_frames_per_s": round(single, 1),
-        "overlapped_frames_per_s": round(overlapped, 1),
-        "ratio_frames_per_s": round(overlapped / single, 3),
-    }
+    single, overlapped = (round(median(values), 1) for values in rates.values())
+    return Measured(
+        {
+            "bench": "overlap",
+            **target.facts(),
+            "device": ready.device,
+            "mlx": ready.mlx_version,
+            "frames": frames,
+            "rounds": rounds,
+            "frames_per_s_blocks": {name: [round(rate, 1) for rate in values] for name, values in rates.items()},
+            "one_at_a_time_frames_per_s": single,
+            "overlapped_frames_per_s": overlapped,
+            "ratio_frames_per_s": ratio(overlapped, single),
+        }
+    )
 
 
 def _frames_per_second(pipeline: Pipeline, frames: int, overlapped: bool) -> float:
@@ -52,13 +52,3 @@ def _frames_per_second(pipeline: Pipeline, frames: int, overlapped: bool) -> flo
             for frame in pcm[_WARM_FRAMES:]:
                 session.push_audio(frame)
         return frames / (time.perf_counter() - started)
-
-
-def show(result: dict[str, Any], as_json: bool) -> None:
-    """Print the result."""
-    if as_json:
-        print(json.dumps(result))
-        return
-    print(f"one frame at a time  {result['one_at_a_time_frames_per_s']:8.1f} frames/s")
-    print(f"frames overlapping   {result['overlapped_frames_per_s']:8.1f} frames/s")
-    print(f"ratio                {result['ratio_frames_per_s']:8.3f}   ({result['device']}, mlx {result['mlx']})")

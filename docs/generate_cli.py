@@ -20,7 +20,8 @@ from vcpipe.launch.cli import app as vcpipe_app
 PAGE = Path(__file__).with_name("cli.md")
 WIDTH = 90
 
-_PROGRAMS = {"vcpipe": vcpipe_app, "python -m vcpipe.bench": bench_app}
+#: The longer name first: it begins with the shorter.
+_PROGRAMS = {"vcpipe bench": bench_app, "vcpipe": vcpipe_app}
 _BLOCK = re.compile(r"(<!-- help: (.+?) -->\n```text\n)(.*?)(```\n)", re.DOTALL)
 
 #: What versions of typer write each in their own way: arguments as NAME or {NAME}, with or without a type, and escapes.
@@ -53,11 +54,12 @@ def outdated(page: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Every command there is, the programs themselves among them."""
+    """Every command there is, the programs themselves among them; of commands that share their options the first."""
     found = []
-    for program, app in _PROGRAMS.items():
-        found.append(program)
-        found += [f"{program} {command.name or command.callback.__name__}" for command in app.registered_commands]
+    for program, app in reversed(_PROGRAMS.items()):
+        by_options = {command.callback.__code__: command for command in reversed(app.registered_commands)}
+        names = [command.name or command.callback.__name__ for command in reversed(by_options.values())]
+        found += [name for name in (program, *(f"{program} {name}" for name in names)) if name not in found]
     return found
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from types import FrameType
@@ -184,12 +185,25 @@ def doctor(
     show(examine(), as_json)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def bench(context: typer.Context) -> None:
+    """Measure stages, pipeline, messaging; see `vcpipe bench --help`."""
+    from vcpipe.launch.bench import run_bench
+
+    raise typer.Exit(run_bench(context.args))
+
+
 def main() -> None:
     """Entry point of the ``vcpipe`` command."""
+    run_app(app)
+
+
+def run_app(command: Callable[[], None]) -> None:
+    """Run a command line: signals end it in good order, errors become one line and an exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:
-        app()
+        command()
     except _STAGE_ERRORS as error:
         _fail(error, EXIT_STAGE)
     except (VcpipeError, ValueError) as error:

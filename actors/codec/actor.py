@@ -8,7 +8,9 @@ import numpy as np
 
 from vcpipe.actors.checkpoint import geometry, read_config
 from vcpipe.actors.codec.config import CodecConfig
+from vcpipe.actors.codec.frames import on_gpu
 from vcpipe.actors.codec.model import Codec
+from vcpipe.actors.compiled import compiled
 from vcpipe.actors.stage import Emitter, Progress, StageConfig
 from vcpipe.actors.weights import WeightLoader, load_stage
 from vcpipe.schemas.errors import FrameContractError
@@ -50,8 +52,11 @@ class CodecStage:
         self.warnings = warnings
         self._control_codes = np.array(weights.control_codes, dtype=np.int32)
         self._silence_codes = np.array(weights.codec_silence_tokens, dtype=np.int32)
+        self.codec.prepare()
         self._prompt_codes = _encode_silence(self.codec)
         self.codec.drop_encoder()
+        # Not on a CPU: there MLX's own kernels are faster than the fused ones, which take a compiler half a minute.
+        self._decode_step = compiled(self.codec.decode_step) if on_gpu() else self.codec.decode_step
 
     @property
     def prompt_codes(self) -> np.ndarray:
@@ -59,10 +64,8 @@ class CodecStage:
         return self._prompt_codes
 
     def warm_up(self) -> None:
-        """Decode two frames: the first has no past yet, every other one is like the second."""
-        entries: dict[str, mx.array] = {}
-        for _ in range(2):
-            _, entries = self.decode_frame(self._silence_codes, entries)
+        """Decode one frame: no frame of any session has other shapes."""
+        self.decode_frame(self._silence_codes, self.codec.empty_entries())
 
     def open(self, request: OpenSession) -> tuple[StreamingSession | OfflineSession, OpenSession]:
         """A session that decodes frame by frame or, offline, everything at its end."""
@@ -88,7 +91,7 @@ class CodecStage:
 
     def decode_frame(self, codes: np.ndarray, entries: dict[str, mx.array]) -> tuple[np.ndarray, dict[str, mx.array]]:
         """One streaming step, evaluated: (Q,) codes and the cache entries before -> samples and the entries after."""
-        samples, entries = self.codec.decode_step(mx.array(codes)[None, :, None], entries)
+        samples, entries = self._decode_step(mx.array(codes[None, :, None]), entries)
         mx.eval(samples, entries)
         return np.array(samples[0, 0]), entries
 
@@ -98,7 +101,7 @@ class StreamingSession:
 
     def __init__(self, stage: CodecStage) -> None:
         self._stage = stage
-        self._entries: dict[str, mx.array] = {}
+        self._entries = stage.codec.empty_entries()
         self._frames = 0
 
     def prefill(self) -> None:

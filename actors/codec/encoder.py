@@ -8,6 +8,7 @@ import mlx.nn as nn
 from vcpipe.actors.codec.cache import StreamCache
 from vcpipe.actors.codec.config import CodecConfig
 from vcpipe.actors.codec.convnext import CausalConvNeXtBlock
+from vcpipe.actors.codec.frames import FrameLinear
 from vcpipe.actors.codec.stft import spectral_features
 
 
@@ -18,7 +19,7 @@ class AudioEncoder(nn.Module):
         super().__init__()
         self._config = config
         widths = (*config.channels, config.latent_dim)
-        self.layers: list[nn.Module] = [nn.Conv1d(2 * config.bins, widths[0], 1, bias=False)]
+        self.layers: list[nn.Module] = [FrameLinear(2 * config.bins, widths[0], bias=False)]
         for stage, rate in enumerate(config.downsample_rates):
             for block in range(config.blocks_per_stage):
                 key = f"block_{stage * config.blocks_per_stage + block}"

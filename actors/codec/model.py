@@ -9,13 +9,19 @@ import mlx.nn as nn
 
 from vcpipe.actors.codec.cache import StreamCache
 from vcpipe.actors.codec.config import CodecConfig
+from vcpipe.actors.codec.convnext import CausalConvNeXtBlock, DepthwiseConv
 from vcpipe.actors.codec.decoder import AudioDecoder
 from vcpipe.actors.codec.encoder import AudioEncoder
+from vcpipe.actors.codec.frames import FrameLinear
 from vcpipe.actors.codec.quantizer import ResidualQuantizer
-from vcpipe.actors.codec.stft import inverse_stft
+from vcpipe.actors.codec.stft import InverseStft, polar_spectrum
 
 #: Code frames a full decode computes at once: at 11B sizes a frame needs several MB of activations.
 SEGMENT_FRAMES = 64
+
+
+#: Key of the cache entry of the overlap-add: the last frames of the waveform, windowed.
+_FRAMES = "frames"
 
 
 class Codec(nn.Module):
@@ -27,6 +33,23 @@ class Codec(nn.Module):
         self.encoder = AudioEncoder(config)
         self.decoder = AudioDecoder(config)
         self.prvq = ResidualQuantizer(config)
+        self._inverse_stft = InverseStft(config.n_fft, config.hop_length)
+
+    def prepare(self) -> None:
+        """Bring the loaded weights into the form they run in. To be called once, before anything runs."""
+        self.prvq.prepare()
+        for module in self.modules():
+            if isinstance(module, (FrameLinear, DepthwiseConv)):
+                module.prepare()
+
+    def empty_entries(self) -> dict[str, mx.array]:
+        """Cache entries of a stream without codes so far, the same as none at all, but of the shapes they will have."""
+        config, dtype = self.config, self.prvq.mus_list[0].dtype
+        entries = {_FRAMES: mx.zeros((1, 2 * config.edge_frames, config.n_fft))}
+        for block in self.decoder.layers:
+            if isinstance(block, CausalConvNeXtBlock):
+                entries[block.key] = mx.zeros((1, block.past_frames, block.channels), dtype)
+        return entries
 
     def encode(self, waveform: mx.array) -> mx.array:
         """(B, samples) or (B, 1, samples) float32 -> codes (B, Q, samples // frame_samples)."""
@@ -45,19 +68,17 @@ class Codec(nn.Module):
             raise ValueError("there are no codes to decode")
         cache = StreamCache()
         pieces: list[mx.array] = []
-        past: list[mx.array] = []
+        past: list[mx.array] = []  # the spectrum frames before a segment's own that still overlap with it
         for start in range(0, codes.shape[-1], segment_frames):
-            latents = self.prvq.decode(codes[..., start : start + segment_frames])
-            spectrum = list(self.decoder(latents, cache))
-            if past:
-                spectrum = [mx.concatenate([old, new], axis=1) for old, new in zip(past, spectrum, strict=True)]
+            spectrum = self._spectrum(codes[..., start : start + segment_frames], cache)
+            spectrum = mx.concatenate([*past, spectrum], axis=1)
             # Samples are complete up to the hop of the newest frame; the recording's own edges lie half a window outside.
             begin = hop * past[0].shape[1] if past else edge
-            end = hop * spectrum[0].shape[1]
+            end = hop * spectrum.shape[1]
             if start + segment_frames >= codes.shape[-1]:
                 end += edge
-            pieces.append(inverse_stft(spectrum[0], spectrum[1], config.n_fft, hop)[:, begin:end])
-            past = [part[:, -overlapping:] for part in spectrum]
+            pieces.append(self._inverse_stft(spectrum)[:, begin:end])
+            past = [spectrum[:, -overlapping:]]
             mx.eval(pieces[-1], past, cache.entries)
         return mx.concatenate(pieces, axis=1)[:, None]
 
@@ -73,15 +94,17 @@ class Codec(nn.Module):
         config = self.config
         half = config.edge_frames
         cache = StreamCache(entries)
-        real, imag = self.decoder(self.prvq.decode(codes), cache, flush=flush)
-        real = cache.update(real, "istft_real", 2 * half, flush=flush)
-        imag = cache.update(imag, "istft_imag", 2 * half, flush=flush)
+        frames = self._inverse_stft.frames(self._spectrum(codes, cache, flush=flush))
+        frames = cache.update(frames, _FRAMES, 2 * half, flush=flush)
         if flush:
-            tail = [(0, 0), (0, half), (0, 0)]
-            real, imag = mx.pad(real, tail), mx.pad(imag, tail)
-        waveform = inverse_stft(real, imag, config.n_fft, config.hop_length)
-        cut = config.edge_samples + half * config.hop_length
-        return waveform[:, None, cut:-cut], cache.entries
+            frames = mx.pad(frames, [(0, 0), (0, half), (0, 0)])
+        waveform = self._inverse_stft.inner(frames)
+        cut = half * config.hop_length - config.edge_samples
+        return waveform[:, None, cut : waveform.shape[1] - cut], cache.entries
+
+    def _spectrum(self, codes: mx.array, cache: StreamCache, *, flush: bool = False) -> mx.array:
+        """(B, Q, T) -> (B, 441 T, 2 * bins): real parts, then imaginary parts."""
+        return polar_spectrum(self.decoder(self.prvq.decode(codes), cache, flush=flush))
 
     def drop_encoder(self) -> None:
         """Free the encoder's weights; ``encode`` cannot be called any more."""

@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from vcpipe.actors.codec.config import CodecConfig
+from vcpipe.actors.codec.frames import on_gpu
 
 
 class Variance(nn.Module):
@@ -22,7 +23,15 @@ class ResidualQuantizer(nn.Module):
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
         self.mus_list = [mx.zeros((config.codebook_size, config.latent_dim)) for _ in range(config.num_quantizers)]
+        self._size = config.codebook_size
         self.variance_list = [Variance() for _ in range(config.num_quantizers)]
+
+    def prepare(self) -> None:
+        """Lay the codebooks one after the other into one table, of which each becomes a part."""
+        self._table = mx.concatenate(self.mus_list)  # (Q * codebook_size, latent_dim)
+        self._starts = mx.arange(len(self.mus_list))[:, None] * self._size
+        self.mus_list = list(mx.split(self._table, len(self.mus_list)))
+        mx.eval(self._table, self._starts, self.mus_list)
 
     def encode(self, latents: mx.array) -> mx.array:
         """(B, T, latent_dim) -> codes (B, Q, T): the nearest vector to what the codebooks before have left."""
@@ -43,10 +52,14 @@ class ResidualQuantizer(nn.Module):
         """Codes (B, Q, T) -> (B, T, latent_dim), summed in the codebooks' dtype. Fewer codebooks give a coarser latent."""
         if codes.ndim != 3:
             raise ValueError(f"codes have shape (batch, codebooks, frames), not {codes.shape}")
-        if codes.shape[1] > len(self.mus_list):
-            raise ValueError(f"codes of {codes.shape[1]} codebooks, the codec has {len(self.mus_list)}")
-        first = self.mus_list[0]
-        latents = mx.zeros((codes.shape[0], codes.shape[2], first.shape[-1]), dtype=first.dtype)
-        for index in range(codes.shape[1]):
-            latents = latents + self.mus_list[index][codes[:, index]]
-        return latents
+        used = codes.shape[1]
+        if used > len(self.mus_list):
+            raise ValueError(f"codes of {used} codebooks, the codec has {len(self.mus_list)}")
+        vectors = mx.take(self._table, codes + self._starts[:used], axis=0)  # (B, Q, T, latent_dim)
+        # One after the other, rounded each time: a reduction would round differently, as would a GPU's running sum.
+        if not on_gpu():
+            return mx.cumsum(vectors, axis=1)[:, -1]
+        latents, *others = mx.split(vectors, used, axis=1)
+        for vector in others:
+            latents = latents + vector
+        return latents.squeeze(1)

@@ -5,6 +5,7 @@ It holds Nemotron-H and its two heads; it draws no random numbers and knows no a
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +14,22 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from vcpipe.actors.checkpoint import load_tokenizer, read_config
+from vcpipe.actors.language.cache import KV_ROWS, Caches
 from vcpipe.actors.language.config import LanguageConfig
-from vcpipe.actors.language.nemotron_h import LanguageModel
+from vcpipe.actors.language.model import LanguageModel, PromptStates
+from vcpipe.actors.language.parameters import LanguageParameters
 from vcpipe.actors.language.text import TokenAccumulator, TokenBytes
 from vcpipe.actors.stage import Emitter, Progress, StageConfig
 from vcpipe.actors.weights import WeightLoader, load_stage
 from vcpipe.schemas.errors import ConfigError, ProtocolError
 from vcpipe.schemas.messages import OpenSession, Projected, TextStep
 from vcpipe.schemas.reports import Tokens
+
+_log = logging.getLogger(__name__)
+
+#: Positions for which everything is traced before the first session: five minutes. Behind them the key/value buffers double
+#: ever more rarely, and each time one frame takes longer.
+_TRACED_POSITIONS = 16 * KV_ROWS
 
 _NAMES = ("embed_tokens.", "llm.", "lm_head.", "function_head.")
 _KERNELS = {"llm.layers.*.mixer.conv1d.weight": "conv1d"}
@@ -31,10 +40,17 @@ def load(config: StageConfig, progress: Progress, load_weights: WeightLoader = l
     language_config = LanguageConfig.from_runtime(read_config(config.checkpoint))
     tokenizer = load_tokenizer(config.checkpoint)
     token_bytes = TokenBytes(tokenizer)
-    model = LanguageModel(language_config)
+    stored = LanguageParameters(language_config)
     report = load_weights(
-        model, config.checkpoint, stage="language", root="stt_model.", names=_NAMES, kernels=_KERNELS, progress=progress
+        stored,
+        config.checkpoint,
+        stage="language",
+        root="stt_model.",
+        names=_NAMES,
+        kernels=_KERNELS,
+        progress=progress,
     )
+    model = LanguageModel(language_config, stored)
     return LanguageStage(language_config, model, tokenizer, token_bytes, report.warnings)
 
 
@@ -57,13 +73,34 @@ class LanguageStage:
         self.warnings = warnings
         self._tokenizer = tokenizer
         self.token_bytes = token_bytes
+        self.prompt_states = PromptStates()
 
     def warm_up(self) -> None:
-        """A prompt and two frames: every kernel runs once in each dtype that it meets."""
+        """Run once whatever a session's first minute may meet; where nothing can be compiled, settle for plain steps."""
+        try:
+            self._walk_through()
+        except RuntimeError as error:  # on the CPU, kernels are made by a C++ compiler, which may be missing
+            _log.warning("language: steps are not compiled, each takes longer: %s", str(error).partition("\n")[0])
+            self.model.without_compilation()
+            self._walk_through()
+        self.prompt_states.clear()
+
+    def _walk_through(self) -> None:
+        """A prompt and two frames, then a frame in each size of buffers."""
         session, _ = self.open(OpenSession(system_prompt="warm up"))
         session.prefill()
+        row = mx.zeros((1, 1, self.config.hidden_size))
         for _ in range(2):
-            session.advance(mx.zeros((1, 1, self.config.hidden_size)))
+            session.advance(row)
+        caches = Caches.empty(self.config, mx.float32)
+        while caches.length < _TRACED_POSITIONS:
+            mx.eval(self.model.step(row, self.no_ids, caches)[0], caches.blocks)
+            caches.length = caches.rows
+
+    @property
+    def no_ids(self) -> mx.array:
+        """(2,): the previous ids before the first."""
+        return mx.full((2,), self.config.pad_token_id, mx.uint32)
 
     def open(self, request: OpenSession) -> tuple[LanguageSession, OpenSession]:
         """A session that has its system prompt still to take in; the request goes on with the prompt's length."""
@@ -89,11 +126,13 @@ class LanguageSession:
 
     def __init__(self, stage: LanguageStage, request: OpenSession, prompt_ids: list[int]) -> None:
         self._model = stage.model
+        self._prompt_states = stage.prompt_states
         self._prompt_ids = prompt_ids
         self._widen_prompt = request.offline
-        self._caches = stage.model.llm.empty_caches() if request.use_language_cache else None
+        dtype = stage.model.embedding.dtype if prompt_ids and not request.offline else mx.float32
+        self._caches = Caches.empty(stage.config, dtype) if request.use_language_cache else None
         self._history: mx.array | None = None  # (1, positions, hidden), uncached only
-        self._previous_ids = (stage.config.pad_token_id, stage.config.pad_token_id)
+        self._previous_ids = stage.no_ids
         self._text = TokenAccumulator(stage.token_bytes, stage.config.special_ids)
         self._function = TokenAccumulator(stage.token_bytes, stage.config.special_ids)
 
@@ -105,22 +144,26 @@ class LanguageSession:
         """
         if not self._prompt_ids:
             return
-        rows = self._model.embed_tokens(mx.array([self._prompt_ids]))  # (1, P, hidden)
-        fused = self._model.fuse(rows.astype(mx.float32) if self._widen_prompt else rows, *self._previous_ids)
+        rows = self._model.embedding(mx.array(self._prompt_ids))[None]  # (1, P, hidden)
+        if self._widen_prompt:
+            rows = rows.astype(mx.float32)
         if self._caches is None:
-            self._history = fused
-            mx.eval(fused)
-            return
-        for position in range(len(self._prompt_ids)):
-            _, self._caches = self._model.llm.step(fused[:, position : position + 1], self._caches)
-            mx.eval(self._caches)
+            self._history = self._model.fuse(rows, self._previous_ids)
+            mx.eval(self._history)
+        elif (known := self._prompt_states.find(self._prompt_ids, self._widen_prompt)) is not None:
+            self._caches = known
+        else:
+            for row in mx.split(rows, rows.shape[1], axis=1):
+                self._model.step(row, self._previous_ids, self._caches)
+                mx.eval(self._caches.blocks)
+            self._prompt_states.keep(self._prompt_ids, self._widen_prompt, self._caches)
 
     def step(self, message: Projected, emit: Emitter) -> None:
         """One audio frame. Raises ProtocolError for a row of another width."""
         projected = mx.array(message.projected)
-        if projected.shape[-1] != self._model.hidden_size:
+        if projected.shape[-1] != self._model.config.hidden_size:
             raise ProtocolError(
-                f"language: projected has {projected.shape[-1]} channels, expected {self._model.hidden_size}"
+                f"language: projected has {projected.shape[-1]} channels, expected {self._model.config.hidden_size}"
             )
         with emit.span("language"):
             text_id, function_id = self.advance(projected)
@@ -129,23 +172,24 @@ class LanguageSession:
 
     def advance(self, projected: mx.array) -> tuple[int, int]:
         """One position of the timeline: projected (1, 1, hidden) -> text id and function id."""
-        fused = self._model.fuse(projected, *self._previous_ids)
-        ids = self._model.next_ids(self._hidden(fused))
-        mx.eval(ids, self._caches, self._history)
-        text_id, function_id = np.array(ids).tolist()
-        self._previous_ids = (text_id, function_id)
-        return self._previous_ids
+        self._previous_ids = self._next_ids(projected)
+        text_id, function_id = np.array(self._previous_ids).tolist()
+        return text_id, function_id
 
     def end(self, emit: Emitter) -> None:
         """Nothing is due: an unfinished character has been shown as U+FFFD."""
 
-    def _hidden(self, fused: mx.array) -> mx.array:
-        """fused (1, 1, hidden) -> hidden (1, 1, hidden)."""
+    def _next_ids(self, projected: mx.array) -> mx.array:
+        """(1, 1, hidden) -> evaluated (2,)."""
         if self._caches is not None:
-            hidden, self._caches = self._model.llm.step(fused, self._caches)
-            return hidden
+            ids, _ = self._model.step(projected, self._previous_ids, self._caches)
+            mx.eval(ids, self._caches.blocks)
+            return ids
+        fused = self._model.fuse(projected, self._previous_ids)
         self._history = fused if self._history is None else mx.concatenate([self._history, fused], axis=1)
-        return self._model.llm(self._history)[:, -1:]
+        ids, _ = self._model.over_history(self._history)
+        mx.eval(ids, self._history)
+        return ids
 
     def _tokens(self, text_id: int, function_id: int) -> Tokens:
         changes: dict[str, Any] = {}

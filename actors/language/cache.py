@@ -1,60 +1,76 @@
-"""State that one block carries from position to position.
+"""State that a session's blocks carry from position to position, in arrays of fixed shape.
 
-Caches are values: a step takes one and returns the next, nothing is changed in place. Drop the old one before evaluating
-the new one, and MLX writes into the old buffers instead of copying them.
+Arrays are values: a step takes those of all blocks and returns the next, nothing is changed in place. With the old ones
+dropped before the new ones are evaluated, MLX writes into the old buffers instead of copying them.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import mlx.core as mx
 
-#: Rows by which a key/value buffer grows.
-KV_STEP = 256
+from vcpipe.actors.language.config import ATTENTION, MAMBA, LanguageConfig
+
+#: Rows of a new key/value buffer, and the multiple of positions at which a buffer may change its dtype.
+KV_ROWS = 256
+
+#: A Mamba-2 block: the last kernel-1 raw inputs of its convolution, (1, 1, C) each and oldest first, and the state
+#: (1, G, R, P, N) float32. An attention block: keys and values in one buffer, (1, 2 * kv_heads, rows, head_dim), keys
+#: first. An MLP block: nothing.
+BlockState = tuple[mx.array, ...]
 
 
-class MambaCache(NamedTuple):
-    """State of one Mamba-2 block: ``conv`` (1, kernel-1, C), the last raw inputs of the convolution, in the dtype of
-    the activations; ``ssm`` (1, H, P, N) float32. Both are None before the first position.
-    """
+class Caches:
+    """``blocks``: the state of every block; ``length``: how many positions it has seen; ``rows``: of a key/value buffer."""
 
-    conv: mx.array | None = None
-    ssm: mx.array | None = None
+    def __init__(self, pattern: str, blocks: list[BlockState], length: int, rows: int) -> None:
+        self._pattern = pattern
+        self.blocks = blocks
+        self.length = length
+        self.rows = rows
+
+    @classmethod
+    def empty(cls, config: LanguageConfig, dtype: mx.Dtype) -> Caches:
+        """Before the first position, whose activations will be of ``dtype``."""
+        groups = config.n_groups
+        state = (1, groups, config.mamba_num_heads // groups, config.mamba_head_dim, config.ssm_state_size)
+        buffer = (1, 2 * config.num_key_value_heads, KV_ROWS, config.head_dim)
+        blocks: list[BlockState] = []
+        for letter in config.hybrid_override_pattern:
+            if letter == MAMBA:
+                raw = [mx.zeros((1, 1, config.conv_size), dtype) for _ in range(config.conv_kernel - 1)]
+                blocks.append((*raw, mx.zeros(state, mx.float32)))
+            else:
+                blocks.append((mx.zeros(buffer, dtype),) if letter == ATTENTION else ())
+        return cls(config.hybrid_override_pattern, blocks, 0, KV_ROWS)
+
+    def copy(self) -> Caches:
+        """Goes its own way from here; until one of the two has stepped, both share their arrays."""
+        return Caches(self._pattern, list(self.blocks), self.length, self.rows)
+
+    def make_ready(self, dtype: mx.Dtype) -> None:
+        """Take in the next position, whose activations are of ``dtype``: room for it, and dtypes that it may meet.
+
+        Key/value buffers have the dtype of their first rows, and wider rows are rounded into them, up to the next multiple
+        of 256 positions, where the buffer is widened. So the keys of a bfloat16 prompt and the float32 ones behind it stay
+        in bfloat16 up to there, as in the implementation whose numbers are reproduced. Convolution inputs are never
+        rounded.
+        """
+        grow = self.length == self.rows
+        if grow:
+            self.rows *= 2
+        turn = self.length % KV_ROWS == 0
+        for i, letter in enumerate(self._pattern):
+            block = self.blocks[i]
+            if letter == MAMBA and any(raw.dtype != mx.result_type(raw, dtype) for raw in block[:-1]):
+                self.blocks[i] = (*(raw.astype(mx.result_type(raw, dtype)) for raw in block[:-1]), block[-1])
+            elif letter == ATTENTION and turn:
+                self.blocks[i] = (_turned(block[0], dtype, self.rows),)
 
 
-class KVCache(NamedTuple):
-    """State of one attention block: ``keys`` and ``values`` (1, kv_heads, rows, head_dim), of which ``length`` are filled.
-
-    The buffers take the dtype of the first keys. Rows of a wider dtype are rounded into them until the next growth, whose
-    new rows have the dtype of the keys at hand: joining old and new rows then widens the whole buffer. So the keys of a
-    bfloat16 prompt stay in bfloat16 buffers, with the float32 keys that follow, up to the next multiple of 256 rows.
-    """
-
-    keys: mx.array | None = None
-    values: mx.array | None = None
-    length: int = 0
-
-    def extend(self, keys: mx.array, values: mx.array) -> KVCache:
-        """Add the keys and values of one position, each (1, kv_heads, 1, head_dim)."""
-        start = mx.array([self.length])
-        return KVCache(
-            mx.slice_update(self._with_room(self.keys, keys), keys, start, axes=(2,)),
-            mx.slice_update(self._with_room(self.values, values), values, start, axes=(2,)),
-            self.length + 1,
-        )
-
-    def filled(self) -> tuple[mx.array, mx.array]:
-        """Keys and values of all positions so far, each (1, kv_heads, length, head_dim)."""
-        assert self.keys is not None and self.values is not None
-        return self.keys[..., : self.length, :], self.values[..., : self.length, :]
-
-    def _with_room(self, buffer: mx.array | None, row: mx.array) -> mx.array:
-        if buffer is not None and self.length < buffer.shape[2]:
-            return buffer
-        _, heads, _, size = row.shape
-        room = mx.zeros((1, heads, KV_STEP, size), row.dtype)
-        return room if buffer is None else mx.concatenate([buffer, room], axis=2)
-
-
-BlockCache = MambaCache | KVCache | None
+def _turned(buffer: mx.array, dtype: mx.Dtype, rows: int) -> mx.array:
+    """The buffer in the wider of its own dtype and ``dtype``, with room for ``rows``."""
+    wide = buffer.astype(mx.result_type(buffer, dtype))
+    if wide.shape[2] == rows:
+        return wide
+    _, heads, held, size = wide.shape
+    return mx.concatenate([wide, mx.zeros((1, heads, rows - held, size), wide.dtype)], axis=2)

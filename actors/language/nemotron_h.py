@@ -1,8 +1,8 @@
 """Nemotron-H (NVIDIA, 2025): Mamba-2, attention and MLP blocks in a fixed pattern, with a text and a function head.
 
 There is no position signal and no batch. Every mixer has two ways through it: ``__call__`` takes all positions at once from
-an empty state, ``step`` takes one position and the block's cache and returns the next cache. Attribute names are those of
-the checkpoint, so the module tree needs no map.
+an empty state, ``step`` takes one position and the block's state (see ``cache``) and returns the next state. ``step`` is
+written for few operations, since on small inputs their number is the time it takes.
 """
 
 from __future__ import annotations
@@ -11,217 +11,248 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
-from vcpipe.actors.language import ssm
-from vcpipe.actors.language.cache import BlockCache, KVCache, MambaCache
+from vcpipe.actors.language import ssm, ssm_kernel
+from vcpipe.actors.language.cache import BlockState
 from vcpipe.actors.language.config import ATTENTION, MAMBA, MLP, LanguageConfig
+from vcpipe.actors.language.matrices import Convert, Embedding, Projection
+from vcpipe.actors.language.parameters import (
+    AttentionParameters,
+    BackboneParameters,
+    LanguageParameters,
+    MambaParameters,
+    MlpParameters,
+)
 
 
-class GatedGroupNorm(nn.Module):
-    """silu(gate) * x, then RMS norm within each of the groups, then one weight a channel. The gate comes before the norm."""
+class Precision:
+    """Makes weights ready for activations of ``dtype``; with ``widen_matrices`` dense matrices too."""
 
-    def __init__(self, size: int, groups: int, eps: float) -> None:
-        super().__init__()
-        self.weight = mx.ones((size,))
-        self.groups = groups
-        self.eps = eps
+    def __init__(self, dtype: mx.Dtype, widen_matrices: bool) -> None:
+        self.dtype = dtype
+        self.widen_matrices = widen_matrices
 
-    def __call__(self, x: mx.array, gate: mx.array) -> mx.array:
-        """x, gate: (1, T, size) -> (1, T, size)."""
-        grouped = (nn.silu(gate) * x).reshape(1, x.shape[1], self.groups, -1)
-        return self.weight * mx.fast.rms_norm(grouped, None, self.eps).flatten(-2)
+    def vector(self, stored: mx.array) -> mx.array:
+        """``stored`` in the dtype that it would be promoted to."""
+        return _constant(stored.astype(mx.result_type(stored, self.dtype)))
+
+    def projection(self, stored: Projection) -> Projection:
+        keep: Convert = lambda matrix: matrix  # noqa: E731
+        return stored.converted(self.vector, self.vector if self.widen_matrices else keep)
 
 
-class MambaMixer(nn.Module):
+class MambaMixer:
     """Mamba-2: one projection gives gate, x, B, C and dt; x, B, C pass a causal depthwise convolution and a state space."""
 
-    def __init__(self, config: LanguageConfig) -> None:
-        super().__init__()
-        self.inner, self.channels = config.inner_size, config.conv_size
-        self.heads, self.head_dim = config.mamba_num_heads, config.mamba_head_dim
-        self.groups, self.state_size = config.n_groups, config.ssm_state_size
-        self.past = config.conv_kernel - 1
-        self.time_step_limit = config.time_step_limit
-        self.in_proj = nn.Linear(
-            config.hidden_size, self.inner + self.channels + self.heads, bias=config.mamba_proj_bias
-        )
-        self.conv1d = nn.Conv1d(
-            self.channels, self.channels, config.conv_kernel, groups=self.channels, bias=config.use_conv_bias
-        )
-        self.dt_bias = mx.ones((self.heads,))
-        self.A_log = mx.zeros((self.heads,))
-        self.D = mx.ones((self.heads,))
-        self.norm = GatedGroupNorm(self.inner, self.groups, config.layer_norm_epsilon)
-        self.out_proj = nn.Linear(self.inner, config.hidden_size, bias=config.mamba_proj_bias)
+    def __init__(self, config: LanguageConfig, stored: MambaParameters, precision: Precision) -> None:
+        self._config = config
+        self._eps = config.layer_norm_epsilon
+        self._in_proj = precision.projection(stored.in_proj)
+        self._out_proj = precision.projection(stored.out_proj)
+        per_head = (config.n_groups, config.mamba_num_heads // config.n_groups, 1)
+        self._kernel = stored.conv1d.weight  # (C, k, 1)
+        # Products of the convolution are summed in float32 whatever the dtype of its input.
+        taps = self._kernel[:, :, 0].astype(mx.float32)
+        self._taps = [_constant(mx.contiguous(taps[:, j])) for j in range(config.conv_kernel)]
+        self._conv_bias = precision.vector(stored.conv1d.bias) if "bias" in stored.conv1d else None
+        self._dt_bias = _constant(stored.dt_bias.astype(mx.float32))
+        self._decay = _constant(ssm.decay_rate(stored.A_log).reshape(per_head))
+        self._skip = _constant(stored.D.astype(precision.dtype).reshape(per_head))
+        self._fused = self._make_fused() if precision.dtype == mx.float32 and ssm_kernel.available() else None
+        self._norm_weight = _constant(precision.vector(stored.norm.weight).reshape(1, config.n_groups, -1))
 
     def __call__(self, h: mx.array) -> mx.array:
         """All positions: (1, T, hidden) -> (1, T, hidden)."""
-        gate, raw, dt = self._project(h)
-        window = mx.pad(raw, [(0, 0), (self.past, 0), (0, 0)])  # (1, T+past, C)
-        x, b, c = self._convolve(window)
-        y = ssm.scan(x, self._step_size(dt), ssm.decay_rate(self.A_log), b, c, self.D.astype(x.dtype))
-        return self.out_proj(self.norm(y.flatten(2), gate))
+        config, positions = self._config, h.shape[1]
+        gate, raw, dt = self._parts(self._in_proj(h))
+        window = mx.pad(raw, [(0, 0), (config.conv_kernel - 1, 0), (0, 0)])  # (1, T+k-1, C)
+        mixed = self._activate(mx.conv1d(window, self._kernel, groups=config.conv_size))
+        x, b, c = self._split(mixed)
+        x = x.reshape(1, positions, config.mamba_num_heads, config.mamba_head_dim)
+        b, c = (part.reshape(1, positions, config.n_groups, config.ssm_state_size) for part in (b, c))
+        dt = ssm.step_size(dt, self._dt_bias, config.time_step_limit)
+        y = ssm.scan(x, dt, self._decay.flatten(), b, c, self._skip.flatten())
+        gated = (_silu(gate) * y.flatten(2)).reshape(1, positions, config.n_groups, -1)
+        return self._out_proj((self._norm_weight * mx.fast.rms_norm(gated, None, self._eps)).flatten(2))
 
-    def step(self, h: mx.array, cache: MambaCache) -> tuple[mx.array, MambaCache]:
+    def step(self, h: mx.array, block: BlockState, seen: mx.array, at: mx.array) -> tuple[mx.array, BlockState]:
         """One position: (1, 1, hidden) -> (1, 1, hidden)."""
-        gate, raw, dt = self._project(h)
-        conv, state = cache
-        if conv is None:
-            conv = mx.zeros((1, self.past, self.channels), raw.dtype)
-        if state is None:
-            state = mx.zeros((1, self.heads, self.head_dim, self.state_size), mx.float32)
-        window = mx.concatenate([conv, raw], axis=1)  # (1, past+1, C)
-        x, b, c = self._convolve(window)
-        y, state = ssm.step(x, self._step_size(dt), ssm.decay_rate(self.A_log), b, c, self.D.astype(x.dtype), state)
-        return self.out_proj(self.norm(y.flatten(2), gate)), MambaCache(window[:, 1:], state)
+        *past, state = block
+        projected = self._in_proj(h)
+        gate, raw, dt = self._parts(projected)
+        window = [*past, raw]
+        if self._fused is not None:
+            gated, state = self._fused(projected, past, state)
+        else:
+            gated, state = self._gated(gate, window, dt, state)
+        normed = self._norm_weight * mx.fast.rms_norm(gated, None, self._eps)  # (1, G, R * P): within each group
+        return self._out_proj(normed.reshape(1, 1, -1)), (*window[1:], state)
 
-    def _project(self, h: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    def _gated(
+        self, gate: mx.array, window: list[mx.array], dt: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """Of one position: gated y before the norm, (1, G, R * P), and the next state."""
+        config = self._config
+        mixed = window[0].astype(mx.float32) * self._taps[0]
+        for row, tap in zip(window[1:], self._taps[1:], strict=True):
+            mixed = mixed + row.astype(mx.float32) * tap
+        x, b, c = self._split(self._activate(mixed.astype(gate.dtype)))
+        heads, grouped = state.shape[:3], state.shape[:4]  # (1, G, R) and (1, G, R, P)
+        dt = ssm.step_size(dt, self._dt_bias, config.time_step_limit).reshape(*heads, 1)
+        y, state = ssm.step(x.reshape(grouped), dt, self._decay, b, c, self._skip, state)
+        return (_silu(gate).reshape(grouped) * y).reshape(1, config.n_groups, -1), state
+
+    def _make_fused(self) -> ssm_kernel.StateSpaceKernel:
+        bias = mx.zeros((self._config.conv_size,)) if self._conv_bias is None else self._conv_bias
+        return ssm_kernel.StateSpaceKernel(
+            self._config,
+            taps=_constant(mx.stack(self._taps)),
+            conv_bias=_constant(bias),
+            dt_bias=self._dt_bias,
+            decay=self._decay,
+            skip=self._skip,
+        )
+
+    def _parts(self, projected: mx.array) -> list[mx.array]:
         """Gate (1, T, inner), raw convolution input (1, T, C) and dt (1, T, H)."""
-        gate, raw, dt = mx.split(self.in_proj(h), [self.inner, self.inner + self.channels], axis=-1)
-        return gate, raw, dt
+        inner = self._config.inner_size
+        return list(mx.split(projected, [inner, inner + self._config.conv_size], axis=-1))
 
-    def _convolve(self, window: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """(1, T+past, C) -> x (1, T, H, P), B and C (1, T, G, N)."""
-        mixed = nn.silu(self.conv1d(window))
-        columns = self.groups * self.state_size
-        x, b, c = mx.split(mixed, [self.inner, self.inner + columns], axis=-1)
-        positions = x.shape[1]
-        b, c = (part.reshape(1, positions, self.groups, self.state_size) for part in (b, c))
-        return x.reshape(1, positions, self.heads, self.head_dim), b, c
+    def _activate(self, mixed: mx.array) -> mx.array:
+        return _silu(mixed if self._conv_bias is None else mixed + self._conv_bias)
 
-    def _step_size(self, dt: mx.array) -> mx.array:
-        return ssm.step_size(dt, self.dt_bias, self.time_step_limit)
+    def _split(self, mixed: mx.array) -> list[mx.array]:
+        """(1, T, C) -> x (1, T, inner), B and C (1, T, G * N)."""
+        inner, columns = self._config.inner_size, self._config.n_groups * self._config.ssm_state_size
+        return list(mx.split(mixed, [inner, inner + columns], axis=-1))
 
 
-class AttentionMixer(nn.Module):
+class AttentionMixer:
     """Grouped-query attention without position signal."""
 
-    def __init__(self, config: LanguageConfig) -> None:
-        super().__init__()
-        self.heads, self.kv_heads, self.head_dim = (
+    def __init__(self, config: LanguageConfig, stored: AttentionParameters, precision: Precision) -> None:
+        self._heads, self._kv_heads, self._head_dim = (
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,
         )
-        hidden, bias = config.hidden_size, config.attention_bias
-        self.q_proj = nn.Linear(hidden, self.heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, hidden, bias=bias)
+        self._scale = config.head_dim**-0.5
+        self._qkv_proj = precision.projection(stored.qkv_proj)
+        self._o_proj = precision.projection(stored.o_proj)
 
     def __call__(self, h: mx.array) -> mx.array:
         """All positions: (1, T, hidden) -> (1, T, hidden)."""
-        queries, keys, values = self._project(h)
-        return self._attend(queries, keys, values, "causal" if h.shape[1] > 1 else None)
+        rows = self._qkv_proj(h).reshape(1, h.shape[1], -1, self._head_dim).swapaxes(1, 2)
+        queries, keys, values = mx.split(rows, [self._heads, self._heads + self._kv_heads], axis=1)
+        mask = "causal" if h.shape[1] > 1 else None
+        attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self._scale, mask=mask)
+        return self._o_proj(attended.swapaxes(1, 2).flatten(2))
 
-    def step(self, h: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
-        """One position: (1, 1, hidden) -> (1, 1, hidden)."""
-        queries, keys, values = self._project(h)
-        cache = cache.extend(keys, values)
-        return self._attend(queries, *cache.filled(), None), cache
+    def step(self, h: mx.array, block: BlockState, seen: mx.array, at: mx.array) -> tuple[mx.array, BlockState]:
+        """One position: (1, 1, hidden) -> (1, 1, hidden). ``seen`` (rows,): which rows of the buffer are filled.
 
-    def _project(self, h: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """(1, T, hidden) -> queries (1, heads, T, head_dim), keys and values (1, kv_heads, T, head_dim)."""
-        return self._split(self.q_proj(h)), self._split(self.k_proj(h)), self._split(self.v_proj(h))
-
-    def _split(self, x: mx.array) -> mx.array:
-        return x.reshape(1, x.shape[1], -1, self.head_dim).swapaxes(1, 2)
-
-    def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: str | None) -> mx.array:
-        attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.head_dim**-0.5, mask=mask)
-        return self.o_proj(attended.swapaxes(1, 2).flatten(2))  # (1, T, hidden)
+        The query heads of one key/value head make up the rows of one product with all its keys.
+        """
+        (buffer,) = block
+        queries, added = mx.split(self._qkv_proj(h), [self._heads * self._head_dim], axis=-1)
+        buffer = mx.slice_update(buffer, added.reshape(1, 2 * self._kv_heads, 1, self._head_dim), at, axes=(2,))
+        keys, values = mx.split(buffer, 2, axis=1)  # (1, kv_heads, rows, head_dim)
+        queries = (queries * self._scale).reshape(1, self._kv_heads, -1, self._head_dim)
+        scores = queries @ keys.swapaxes(2, 3)  # (1, kv_heads, heads / kv_heads, rows)
+        weights = mx.softmax(mx.where(seen, scores, mx.finfo(scores.dtype).min), axis=-1, precise=True)
+        return self._o_proj((weights @ values).reshape(1, 1, -1)), (buffer,)
 
 
-class MlpMixer(nn.Module):
+class MlpMixer:
     """Two linear layers around a squared ReLU, without a gate."""
 
-    def __init__(self, config: LanguageConfig) -> None:
-        super().__init__()
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+    def __init__(self, config: LanguageConfig, stored: MlpParameters, precision: Precision) -> None:
+        self._up_proj = precision.projection(stored.up_proj)
+        self._down_proj = precision.projection(stored.down_proj)
 
     def __call__(self, h: mx.array) -> mx.array:
         """(1, T, hidden) -> (1, T, hidden)."""
-        return self.down_proj(nn.relu2(self.up_proj(h)))
+        return self._down_proj(mx.square(mx.maximum(self._up_proj(h), 0)))
 
-    def step(self, h: mx.array, cache: None) -> tuple[mx.array, None]:
+    def step(self, h: mx.array, block: BlockState, seen: mx.array, at: mx.array) -> tuple[mx.array, BlockState]:
         """One position; there is nothing to remember."""
-        return self(h), None
+        return self(h), block
 
 
-_MIXERS: dict[str, Callable[[LanguageConfig], Any]] = {MAMBA: MambaMixer, ATTENTION: AttentionMixer, MLP: MlpMixer}
+_MIXERS: dict[str, Callable[[LanguageConfig, Any, Precision], Any]] = {
+    MAMBA: MambaMixer,
+    ATTENTION: AttentionMixer,
+    MLP: MlpMixer,
+}
 
 
-class Block(nn.Module):
-    """x + mixer(norm(x))."""
+class Backbone:
+    """The blocks, x + mixer(norm(x)) each, and the final norm, for activations of one dtype."""
 
-    def __init__(self, config: LanguageConfig, letter: str) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.mixer = _MIXERS[letter](config)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """(1, T, hidden) -> (1, T, hidden)."""
-        return x + self.mixer(self.norm(x))
-
-    def step(self, x: mx.array, cache: BlockCache) -> tuple[mx.array, BlockCache]:
-        """(1, 1, hidden) -> (1, 1, hidden)."""
-        mixed, cache = self.mixer.step(self.norm(x), cache)
-        return x + mixed, cache
-
-
-class Backbone(nn.Module):
-    """The blocks and the final norm. Input and output are (1, T, hidden)."""
-
-    def __init__(self, config: LanguageConfig) -> None:
-        super().__init__()
-        self.layers = [Block(config, letter) for letter in config.hybrid_override_pattern]
-        self.norm_f = nn.RMSNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.pattern = config.hybrid_override_pattern
+    def __init__(self, config: LanguageConfig, stored: BackboneParameters, precision: Precision) -> None:
+        self._eps = config.layer_norm_epsilon
+        self._norms = [precision.vector(layer.norm.weight) for layer in stored.layers]
+        letters = zip(config.hybrid_override_pattern, stored.layers, strict=True)
+        self._mixers = [_MIXERS[letter](config, layer.mixer, precision) for letter, layer in letters]
+        self._final_norm = precision.vector(stored.norm_f.weight)
+        self._first_attention = config.hybrid_override_pattern.find(ATTENTION)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """All positions from an empty state."""
-        for layer in self.layers:
-            x = layer(x)
-        return self.norm_f(x)
+        """All positions from an empty state: (1, T, hidden) -> (1, T, hidden)."""
+        for norm, mixer in zip(self._norms, self._mixers, strict=True):
+            x = x + mixer(mx.fast.rms_norm(x, norm, self._eps))
+        return mx.fast.rms_norm(x, self._final_norm, self._eps)
 
-    def step(self, x: mx.array, caches: list[BlockCache]) -> tuple[mx.array, list[BlockCache]]:
-        """One position and the caches of all blocks before it -> hidden and the caches after it."""
+    def step(self, x: mx.array, position: mx.array, blocks: list[BlockState]) -> tuple[mx.array, list[BlockState]]:
+        """One position (1, 1, hidden), which is number ``position`` (1,), and the states of all blocks before it."""
+        rows = blocks[self._first_attention][0].shape[2] if self._first_attention >= 0 else 0
+        seen = mx.arange(rows) <= position  # one mask for all
         after = []
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x, cache = layer.step(x, cache)
-            after.append(cache)
-        return self.norm_f(x), after
-
-    def empty_caches(self) -> list[BlockCache]:
-        """Caches before the first position, one a block."""
-        empty: dict[str, BlockCache] = {MAMBA: MambaCache(), ATTENTION: KVCache()}
-        return [empty.get(letter) for letter in self.pattern]
+        for norm, mixer, block in zip(self._norms, self._mixers, blocks, strict=True):
+            mixed, block = mixer.step(mx.fast.rms_norm(x, norm, self._eps), block, seen, position)
+            x = x + mixed
+            after.append(block)
+        return mx.fast.rms_norm(x, self._final_norm, self._eps), after
 
 
-class LanguageModel(nn.Module):
-    """Everything of the language stage that has weights."""
+class Network:
+    """Backbone, embedding and heads for activations of one dtype."""
 
-    def __init__(self, config: LanguageConfig) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.llm = Backbone(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.function_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.hidden_size = config.hidden_size
-        self.function_channel_weight = config.function_channel_weight
+    def __init__(
+        self, config: LanguageConfig, stored: LanguageParameters, embedding: Embedding, precision: Precision
+    ) -> None:
+        self._embedding = embedding
+        self.backbone = Backbone(config, stored.llm, precision)
+        self._heads = precision.projection(stored.heads)
+        self._function_weight = config.function_channel_weight
 
-    def fuse(self, rows: mx.array, text_id: int, function_id: int) -> mx.array:
+    def fuse(self, rows: mx.array, ids: mx.array) -> mx.array:
         """Sum the three input channels of positions that share their previous ids.
 
-        rows: (1, T, hidden), projected audio or prompt embeddings. The result has the wider dtype of rows and embeddings.
-        The order of the sums and the product in the embeddings' dtype are part of the model's numbers.
+        rows: (1, T, hidden), projected audio or prompt embeddings; ids (2,): text and function. The result has the wider
+        dtype of rows and embeddings. The order of the sums and the product in the embeddings' dtype are part of the
+        model's numbers.
         """
-        text = self.embed_tokens(mx.array([[text_id]]))
-        function = self.embed_tokens(mx.array([[function_id]]))
-        return text + rows + self.function_channel_weight * function
+        text, function = mx.split(self._embedding(ids), 2)  # (1, hidden) each
+        return text + rows + self._function_weight * function
 
     def next_ids(self, hidden: mx.array) -> mx.array:
         """hidden (1, 1, hidden) -> (2,): the most likely text id and function id, the lowest of equals."""
-        return mx.concatenate([mx.argmax(head(hidden)[:, -1], axis=-1) for head in (self.lm_head, self.function_head)])
+        return mx.argmax(self._heads(hidden).reshape(2, -1), axis=-1)
+
+    def step(
+        self, row: mx.array, ids: mx.array, position: mx.array, blocks: list[BlockState]
+    ) -> tuple[mx.array, mx.array, list[BlockState]]:
+        """One position of the timeline: row (1, 1, hidden), previous ids (2,) -> ids (2,), hidden (1, 1, hidden), states."""
+        hidden, blocks = self.backbone.step(self.fuse(row, ids), position, blocks)
+        return self.next_ids(hidden), hidden, blocks
+
+
+def _silu(x: mx.array) -> mx.array:
+    return x * mx.sigmoid(x)
+
+
+def _constant(array: mx.array) -> mx.array:
+    """Evaluated, or it would be computed anew in every step."""
+    mx.eval(array)
+    return array

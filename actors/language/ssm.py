@@ -11,16 +11,21 @@ dtype of x. Batch is 1 throughout.
 
 from __future__ import annotations
 
+import math
+
 import mlx.core as mx
-import mlx.nn as nn
 
 #: Positions that :func:`scan` treats at once; its work within a block is quadratic.
 BLOCK = 256
 
 
 def step_size(dt: mx.array, bias: mx.array, limit: tuple[float, float]) -> mx.array:
-    """Projected dt (1, T, H) of any float dtype -> positive step sizes, float32."""
-    return mx.clip(nn.softplus(dt.astype(mx.float32) + bias), *limit)
+    """Projected dt of any shape and float dtype -> positive step sizes, float32."""
+    low, high = limit
+    dt = mx.logaddexp(dt.astype(mx.float32) + bias, 0)  # softplus, never below 0
+    if low > 0:
+        dt = mx.maximum(dt, low)
+    return mx.minimum(dt, high) if high < math.inf else dt
 
 
 def decay_rate(log_rate: mx.array) -> mx.array:
@@ -71,21 +76,22 @@ def _scan_block(
 def step(
     x: mx.array, dt: mx.array, decay: mx.array, b: mx.array, c: mx.array, skip: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """One position after ``state`` (1, H, P, N): y (1, 1, H, P) and the next state.
+    """One position after ``state`` (1, G, R, P, N), where R = H/G heads share a group: y (1, G, R, P) and the next state.
 
-    The arguments are those of :func:`scan` with T = 1. It computes the quadratic form of one position, C.B x dt plus the
-    decayed old state read by C, rather than reading the new state: that is what :func:`scan` does too, bit for bit.
+    x (1, G, R, P); dt (1, G, R, 1) float32; decay (G, R, 1) float32; b, c (1, G, N); skip (G, R, 1), which is D. It computes
+    the quadratic form of one position, C.B x dt plus the decayed old state read by C, rather than reading the new state:
+    that is what :func:`scan` does too.
     """
-    repeats = x.shape[2] // b.shape[2]
-    kept = mx.exp(dt * decay)  # (1, 1, H)
-    scaled = dt[..., None] * x  # (1, 1, H, P) float32
-    similarity = c[:, 0, :, None, :] @ b[:, 0, :, :, None]  # (1, G, 1, 1)
-    similarity = mx.repeat(similarity, repeats, axis=1).reshape(1, 1, -1, 1)
-    y = similarity * scaled + kept[..., None] * _read(state, c)
+    _, groups, repeats, size, columns = state.shape
+    kept = mx.exp(dt * decay)  # (1, G, R, 1)
+    column = c.reshape(1, groups, columns, 1)
+    similarity = b.reshape(1, groups, 1, columns) @ column  # (1, G, 1, 1)
+    read = (state.reshape(1, groups, repeats * size, columns) @ column).reshape(x.shape)
+    y = (similarity * (dt * x) + kept * read).astype(x.dtype) + x * skip
 
-    b = mx.repeat(b, repeats, axis=2)  # (1, 1, H, N)
-    added = scaled[:, 0, :, :, None] * b[:, 0, :, None, :]  # (1, H, P, N)
-    return y.astype(x.dtype) + x * skip[:, None], added + kept[:, 0, :, None, None] * state
+    # dt x is taken once more in the state's shape: that lets it be part of the one fused pass over the state.
+    added = (dt[..., None] * x[..., None]) * b.reshape(1, groups, 1, 1, columns)  # (1, G, R, P, N)
+    return y, added + kept[..., None] * state
 
 
 def _read(state: mx.array, c: mx.array) -> mx.array:

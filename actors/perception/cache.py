@@ -1,52 +1,85 @@
-"""State of one FastConformer stream: mel frames in any portions, encoder frames as soon as they are complete."""
+"""Running a FastConformer: over a whole waveform, or as a stream that gives encoder frames as soon as they are complete."""
 
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 
-from vcpipe.actors.perception.config import SUBSAMPLING
-from vcpipe.actors.perception.fastconformer import FastConformer, subsampled_length, window_mask
+from vcpipe.actors.perception.config import SUBSAMPLING, EncoderConfig
+from vcpipe.actors.perception.fastconformer import (
+    HIDDEN,
+    MEL_WINDOW,
+    FastConformer,
+    Position,
+    alive,
+    subsampled_length,
+    window_mask,
+)
 from vcpipe.schemas.errors import SessionClosedError
-
-#: Mel frames before a chunk that its first encoder frame reaches back to (14), in whole encoder frames.
-_MEL_CONTEXT = 2 * SUBSAMPLING
 
 #: Encoder frames that go through the blocks at once where a whole waveform is encoded: memory grows with this and the
 #: result, not with the square of the length.
 WHOLE_CHUNK_FRAMES = 256
 
 
-class EncoderStream:
-    """Incremental encoder of one stream; joined outputs equal the encoder over the whole input.
+def encode_whole(encoder: FastConformer, mel: mx.array) -> mx.array:
+    """(1, T, features) -> (1, subsampled_length(T), d_model), evaluated: all frames of a waveform."""
+    mel_frames = mel.shape[1]
+    frames = subsampled_length(mel_frames)
+    chunk_frames = min(frames, WHOLE_CHUNK_FRAMES)
+    positions = encoder.project_positions(chunk_frames)
+    caches = encoder.empty_caches()
+    encoded = []
+    for start in range(0, frames, chunk_frames):
+        stop = min(start + chunk_frames, frames)
+        first = max(start - 2, 0)  # a frame's 15 mel frames begin after the frame two before it
+        end = mel_frames if stop == frames else SUBSAMPLING * (stop - 1) + 1
+        x = encoder.pre_encode(mel[:, SUBSAMPLING * first : end], start - first, stop - first)
+        missing = chunk_frames - (stop - start)
+        if missing:
+            positions = [layer_positions[:, :, missing:-missing] for layer_positions in positions]
+        mask = window_mask(stop - start, encoder.config.left_context, start)
+        x, caches = encoder.encode(x, caches, positions, mask)
+        mx.eval(x, caches)
+        encoded.append(x)
+    return mx.concatenate(encoded, axis=1)
 
-    ``chunk_frames``: encoder frames a push computes at once, where it has the mel frames for them. ``positions``: of
-    ``encoder.project_positions(chunk_frames)``, to be made once for many streams. Time and memory of a push do not depend on
-    what came before it.
+
+class Positions:
+    """The :class:`Position` of every frame of any stream, as arrays made once: ``positions[frame]``."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        self._windows = _ring(config.left_context + 1)
+        self._taps = _ring(config.conv_kernel_size)
+        slots = np.arange(len(self._windows))
+        self._masks = [mx.array(np.where(slots > frame, np.float32(HIDDEN), np.float32(0))) for frame in slots]
+
+    def __getitem__(self, frame: int) -> Position:
+        window = self._windows[frame % len(self._windows)]
+        mask = self._masks[min(frame, len(self._masks) - 1)]
+        return Position(*window, mask, *self._taps[frame % len(self._taps)])
+
+
+class EncoderStream:
+    """Incremental encoder of one stream; joined outputs equal :func:`encode_whole` over the whole input.
+
+    Time and memory of a push do not depend on what came before it. ``positions`` may serve many streams.
     """
 
-    def __init__(
-        self, encoder: FastConformer, *, chunk_frames: int = 1, positions: list[mx.array] | None = None
-    ) -> None:
-        if chunk_frames < 1:
-            raise ValueError(f"chunk_frames must be at least 1, not {chunk_frames}")
-        config = encoder.config
+    def __init__(self, encoder: FastConformer, positions: Positions) -> None:
         self._encoder = encoder
-        self._chunk_frames = chunk_frames
-        self._positions = encoder.project_positions(chunk_frames) if positions is None else positions
-        self._caches = encoder.empty_caches()
-        self._pending = mx.zeros((1, 0, config.feat_in))
-        self._mel_tail = self._pending  # mel frames that were encoded and are context of the next ones
-        self._consumed = 0  # mel frames encoded so far, the tail's included
-        self._emitted = 0  # encoder frames so far
-        self._seen = 0  # encoder frames in the window, at most left_context
-        self._mask_for = (chunk_frames, self._seen)
-        self._mask = window_mask(chunk_frames, config.left_context, self._seen)
+        self._positions = positions
+        self._rings = encoder.empty_rings()
+        # Mel frames from the first that the next encoder frame reads; before the stream's first there are none.
+        self._mel = mx.zeros((MEL_WINDOW - 1, encoder.config.feat_in))
+        self._mel_frames = 0
+        self._frames = 0
         self._closed = False
 
     @property
     def state(self) -> list[mx.array]:
         """All arrays the stream holds. To be evaluated with every output, so that no graph outlives its frame."""
-        return [self._pending, self._mel_tail, self._mask, *(array for cache in self._caches for array in cache)]
+        return [self._mel, *(array for ring in self._rings for array in ring)]
 
     @property
     def nbytes(self) -> int:
@@ -56,67 +89,35 @@ class EncoderStream:
     def push(self, mel: mx.array, *, final: bool = False, emit_partial: bool = False) -> mx.array:
         """(1, T, features) -> the encoder frames now complete, (1, n, d_model), n may be 0. Not evaluated.
 
-        Frame j is complete with mel frame 8j; chunks wait for 8 mel frames a frame, so normally it is emitted with mel frame
-        8j + 7. ``emit_partial`` encodes all that was pushed up to the last frame begun: right where it ends on a mel frame 8j.
+        Frame j is complete with mel frame 8j, but normally emitted with mel frame 8j + 7: mel frames are taken by eights.
+        ``emit_partial`` encodes all that was pushed up to the last frame begun: right where it ends on a mel frame 8j.
         ``final`` does the same and closes the stream.
         """
         if self._closed:
             raise SessionClosedError("the encoder stream has had its final push")
         self._closed = final
-        pending = mx.concatenate([self._pending, mel], axis=1)
-        chunk_mel = self._chunk_frames * SUBSAMPLING
-        encoded = []
-        while pending.shape[1] >= chunk_mel or (pending.shape[1] and (final or emit_partial)):
-            chunk, pending = pending[:, :chunk_mel], pending[:, chunk_mel:]
-            to_the_end = (final or emit_partial) and not pending.shape[1]
-            encoded += self._encode(self._subsample(chunk, to_the_end))
-        self._pending = pending
-        if not encoded:
-            return mx.zeros((1, 0, self._encoder.config.d_model))
-        return encoded[0] if len(encoded) == 1 else mx.concatenate(encoded, axis=1)
+        self._mel = mx.concatenate([self._mel, mel[0]])
+        self._mel_frames += mel.shape[1]
+        begun = self._mel_frames and (final or emit_partial)
+        due = subsampled_length(self._mel_frames) if begun else self._mel_frames // SUBSAMPLING
+        encoded = [self._encode_next() for _ in range(self._frames, due)]
+        return mx.stack(encoded, axis=1) if encoded else mx.zeros((1, 0, self._encoder.config.d_model))
 
-    def _subsample(self, chunk: mx.array, to_the_end: bool) -> mx.array:
-        """Mel frames -> the subsampled frames, (1, n, d_model), that they complete or, ``to_the_end``, begin."""
-        window = mx.concatenate([self._mel_tail, chunk], axis=1)
-        window_start = (self._consumed - self._mel_tail.shape[1]) // SUBSAMPLING
-        self._consumed += chunk.shape[1]
-        end = window_start + subsampled_length(window.shape[1]) if to_the_end else self._consumed // SUBSAMPLING
-        frames = self._encoder.pre_encode(window, self._emitted - window_start, end - window_start)
-        self._emitted = max(self._emitted, end)
-        # The window must begin on the grid of encoder frames, or the strides of the convolutions fall out of step.
-        self._mel_tail = window[:, -(_MEL_CONTEXT + (self._consumed - _MEL_CONTEXT) % SUBSAMPLING) :]
-        return frames
-
-    def _encode(self, frames: mx.array) -> list[mx.array]:
-        """(1, n, d_model) through the blocks, at most ``chunk_frames`` at a time. The last chunk of a stream may need two."""
-        encoded = []
-        for start in range(0, frames.shape[1], self._chunk_frames):
-            x = frames[:, start : start + self._chunk_frames]
-            x, self._caches = self._encoder.encode(x, self._caches, *self._window(x.shape[1]))
-            encoded.append(x)
-        return encoded
-
-    def _window(self, frames: int) -> tuple[list[mx.array], mx.array]:
-        """Positions and mask of the next ``frames`` frames, fewer than ``chunk_frames`` in the last chunk."""
-        left = self._encoder.config.left_context
-        if self._mask_for != (frames, self._seen):
-            self._mask_for = (frames, self._seen)
-            self._mask = window_mask(frames, left, self._seen)
-        self._seen = min(self._seen + frames, left)
-        missing = self._chunk_frames - frames
-        if not missing:
-            return self._positions, self._mask
-        return [positions[..., missing:-missing] for positions in self._positions], self._mask
+    def _encode_next(self) -> mx.array:
+        """The next frame, (1, d_model), as if the stream ended with the mel frames pushed."""
+        window = self._mel[:MEL_WINDOW]
+        window = mx.pad(window, [(0, MEL_WINDOW - len(window)), (0, 0)])
+        x = self._encoder.pre_encode.step(window, alive(self._frames, self._mel_frames))
+        x, self._rings = self._encoder.step(x, self._rings, self._positions[self._frames])
+        self._mel = self._mel[SUBSAMPLING:]
+        self._frames += 1
+        return x
 
 
-def encode_whole(encoder: FastConformer, mel: mx.array) -> mx.array:
-    """(1, T, features) -> (1, subsampled_length(T), d_model), evaluated: all frames of a waveform."""
-    length = mel.shape[1]
-    chunk_frames = min(subsampled_length(length), WHOLE_CHUNK_FRAMES)
-    stream = EncoderStream(encoder, chunk_frames=chunk_frames)
-    encoded = []
-    for start in range(0, length, chunk_frames * SUBSAMPLING):
-        stop = start + chunk_frames * SUBSAMPLING
-        encoded.append(stream.push(mel[:, start:stop], final=stop >= length))
-        mx.eval(encoded[-1], stream.state)
-    return mx.concatenate(encoded, axis=1)
+def _ring(slots: int) -> list[tuple[mx.array, mx.array]]:
+    """For every slot, when it is the newest: (slots, 1) bool, true for it, and (slots,) int32, the distances to it."""
+    index = np.arange(slots)
+    return [
+        (mx.array((index == newest)[:, None]), mx.array(((newest - index) % slots).astype(np.int32)))
+        for newest in range(slots)
+    ]

@@ -2,41 +2,50 @@
 
 Convolutional subsampling by 8, then Conformer blocks (Gulati et al. 2020, Rekesh et al. 2023) whose attention sees a
 window of past frames with relative positions in the manner of Transformer-XL (Dai et al. 2019), and whose convolutions see
-the past only. Nothing looks ahead, so one code serves streams and whole waveforms: :mod:`vcpipe.actors.perception.cache`.
+the past only. Nothing looks ahead, so it runs in two ways to the same numbers, both in
+:mod:`vcpipe.actors.perception.cache`: ``__call__`` and ``encode`` on chunks of a whole waveform, ``step`` on one frame of a
+stream, in as few operations as can be.
 
-Attribute names are the checkpoint's. Activations are float32.
+Attribute names are the checkpoint's until ``prepare``, which a network needs before it runs. Activations are float32.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from vcpipe.actors.perception.config import EncoderConfig
+from vcpipe.actors.perception.dense import Dense, PointwiseConv, make_dense
 
 #: Additive mask of what a query must not see.
 HIDDEN = -1e30
 
-#: State of one block: projected keys and values of the window, (B, heads, left_context, head_dim) each, and the last
-#: inputs of the convolution, (B, kernel - 1, d_model).
-BlockCache = tuple[mx.array, mx.array, mx.array]
+#: Mel frames that one encoder frame depends on: its own, 8j, and those before it.
+MEL_WINDOW = 15
+
+#: State of one block: projected keys and values of the frames before, (1, 2 * heads, frames, head_dim), and the last inputs
+#: of the convolution, (1, frames, d_model). In a stream each is a ring that holds the present frame, too: it takes the place
+#: of the oldest, nothing is moved.
+BlockCache = tuple[mx.array, mx.array]
 
 
-class PointwiseConv(nn.Module):
-    """A convolution of kernel size 1 over ``axes`` axes, computed as the matrix product it is. (..., in) -> (..., out)."""
+#: A part of a block with a state of its own: (input, state) -> (output, state).
+_Part = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]
 
-    def __init__(self, inputs: int, outputs: int, *, axes: int, bias: bool) -> None:
-        super().__init__()
-        self.weight = mx.zeros((outputs, *[1] * axes, inputs))
-        if bias:
-            self.bias = mx.zeros((outputs,))
 
-    def __call__(self, x: mx.array) -> mx.array:
-        matrix = self.weight.squeeze(tuple(range(1, self.weight.ndim - 1))).T
-        return mx.addmm(self.bias, x, matrix) if "bias" in self else x @ matrix
+class Position(NamedTuple):
+    """All that depends on where in its stream a frame is."""
+
+    newest: mx.array  # (window, 1) bool: the slot of the attention's ring that the frame takes
+    distances: mx.array  # (window,) int32: frames since each slot was taken
+    mask: mx.array  # (window,) float32: HIDDEN for slots not taken yet
+    newest_tap: mx.array  # (kernel, 1) bool and
+    tap_distances: mx.array  # (kernel,) int32: the same for the convolution's ring
 
 
 class Subsampling(nn.Module):
@@ -61,15 +70,51 @@ class Subsampling(nn.Module):
         ]
         self.out = nn.Linear(channels * subsampled_length(config.feat_in), config.d_model)
 
+    def prepare(self) -> None:
+        """A depthwise bias moves into that of the pointwise layer after it; ``out`` reads channels last, as they come."""
+        make_dense(self)
+        for depthwise, pointwise in ((self.conv[2], self.conv[3]), (self.conv[5], self.conv[6])):
+            pointwise.bias = pointwise(depthwise.pop("bias"))
+        channels, width = len(self.conv[0].bias), self.out.matrix.shape[1]
+        by_channel = self.out.matrix.reshape(channels, -1, width)
+        self.out = Dense(by_channel.swapaxes(0, 1).reshape(-1, width).T, self.out.bias)
+
     def __call__(self, mel: mx.array, start: int = 0, stop: int | None = None) -> mx.array:
         """(B, T, features) -> frames [start, stop) of the (B, T', d_model) that it gives."""
         x = mel[..., None]  # (B, T, F, 1)
-        for layer in self.conv:
-            if isinstance(layer, nn.Conv2d):
-                x = mx.pad(x, [(0, 0), (2, 1), (2, 1), (0, 0)])
-            x = layer(x)
-        x = x[:, start:stop]  # (B, T', F / 8, channels)
-        return self.out(x.swapaxes(2, 3).flatten(2))
+        for stage in range(3):
+            x = self._convolve(stage, x, (2, 1))
+        return self.out(x[:, start:stop].flatten(2))  # (B, T', F / 8, channels) before
+
+    def step(self, window: mx.array, alive: tuple[mx.array, mx.array]) -> mx.array:
+        """The 15 mel frames 8j - 14 to 8j, (15, features), zeros where there are none -> frame j, (1, d_model)."""
+        x = window[None, ..., None]
+        for stage in range(3):
+            x = self._convolve(stage, x, (0, 0))  # 7, 3, 1 frames
+            if stage < 2:
+                x = x * alive[stage]
+        return self.out(x.reshape(1, -1))
+
+    def _convolve(self, stage: int, x: mx.array, time_padding: tuple[int, int]) -> mx.array:
+        """(B, T, F, channels) -> half the frames and frequencies."""
+        layer = self.conv[0 if stage == 0 else 3 * stage - 1]
+        before, after = zip(time_padding, (2, 1), strict=True)
+        x = mx.conv_general(x, layer.weight, stride=2, padding=(before, after), groups=layer.groups)
+        return nn.relu(x + layer.bias if stage == 0 else self.conv[3 * stage](x))
+
+
+def alive(frame: int, mel_frames: int | None = None) -> tuple[mx.array, mx.array]:
+    """Factors (7, 1, 1) and (3, 1, 1) for what the first two convolutions give :meth:`Subsampling.step`.
+
+    1, but 0 where a whole waveform is padded: before its start and, where ``mel_frames`` are all there are, after its end.
+    """
+    factors, length = [], mel_frames
+    for reach, stride in ((6, 4), (2, 2)):
+        index = frame * stride - np.arange(reach, -1, -1)
+        length = None if length is None else length // 2 + 1
+        inside = (index >= 0) & (index < (index[-1] + 1 if length is None else length))
+        factors.append(mx.array(inside[:, None, None].astype(np.float32)))
+    return factors[0], factors[1]
 
 
 def subsampled_length(length: int) -> int:
@@ -80,7 +125,7 @@ def subsampled_length(length: int) -> int:
 
 
 class FeedForward(nn.Module):
-    """(B, T, d_model) -> (B, T, d_model)."""
+    """(..., d_model) -> (..., d_model)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -108,32 +153,46 @@ class RelativeAttention(nn.Module):
         self.pos_bias_u = mx.zeros((config.n_heads, config.head_dim))
         self.pos_bias_v = mx.zeros((config.n_heads, config.head_dim))
 
-    def project_positions(self, sinusoids: mx.array) -> mx.array:
-        """(R, d_model) -> (heads, head_dim, R), scaled like the content scores it is added to."""
-        projected = self.linear_pos(sinusoids).reshape(len(sinusoids), self._heads, -1)
-        return projected.transpose(1, 2, 0) * self._scale
+    def prepare(self) -> None:
+        """One projection ``linear_qkv`` instead of three, one array ``pos_biases``, (2, heads, 1, head_dim), instead of two."""
+        self.linear_qkv = Dense.of(*(self.pop(f"linear_{name}") for name in "qkv"))
+        self.pos_biases = mx.stack([self.pop("pos_bias_u"), self.pop("pos_bias_v")])[:, :, None].astype(mx.float32)
+        make_dense(self)
 
-    def __call__(
-        self, x: mx.array, keys: mx.array, values: mx.array, positions: mx.array, mask: mx.array
-    ) -> tuple[mx.array, mx.array, mx.array]:
+    def project_positions(self, sinusoids: mx.array) -> mx.array:
+        """(R, d_model) -> (1, heads, R, head_dim), scaled like the content scores it is added to."""
+        projected = self.linear_pos(sinusoids).reshape(1, len(sinusoids), self._heads, -1)
+        return projected.swapaxes(1, 2) * self._scale
+
+    def __call__(self, x: mx.array, window: mx.array, positions: mx.array, mask: mx.array) -> tuple[mx.array, mx.array]:
         """One chunk of c frames after the window of w frames before it.
 
-        x: (B, c, d_model); keys, values: (B, heads, w, head_dim); positions: (heads, head_dim, w + 2c - 1), distance w + c - 1
-        first; mask: (c, w + c), additive. Returns the output (B, c, d_model) and the keys and values of the last w frames.
+        x: (1, c, d_model); window: see :data:`BlockCache`; positions: (1, heads, w + 2c - 1, head_dim), distance w + c - 1
+        first; mask: (c, w + c), additive. Returns the output (1, c, d_model) and the window of the last w frames.
         """
-        chunk = x.shape[1]
-        queries = self.linear_q(x).reshape(*x.shape[:2], self._heads, -1)
-        keys = mx.concatenate([keys, self._split(self.linear_k(x))], axis=2)
-        values = mx.concatenate([values, self._split(self.linear_v(x))], axis=2)
-        by_content = (queries + self.pos_bias_u).swapaxes(1, 2)  # (B, heads, c, head_dim)
-        by_position = (queries + self.pos_bias_v).swapaxes(1, 2) @ positions
-        scores = shift_to_distances(by_position, keys.shape[2]) + mask
-        mixed = mx.fast.scaled_dot_product_attention(by_content, keys, values, scale=self._scale, mask=scores)
-        output = self.linear_out(mixed.swapaxes(1, 2).flatten(2))
-        return output, keys[:, :, chunk:], values[:, :, chunk:]
+        heads, chunk = self._heads, x.shape[1]
+        projected = self.linear_qkv(x).reshape(1, chunk, 3 * heads, -1).swapaxes(1, 2)  # (1, 3 * heads, c, head_dim)
+        window = mx.concatenate([window, projected[:, heads:]], axis=2)
+        queries = projected[:, :heads] + self.pos_biases  # (2, heads, c, head_dim): for content, for position
+        by_position = queries[1:] @ positions.swapaxes(2, 3)
+        scores = shift_to_distances(by_position, window.shape[2]) + mask
+        keys, values = window[:, :heads], window[:, heads:]
+        mixed = mx.fast.scaled_dot_product_attention(queries[:1], keys, values, scale=self._scale, mask=scores)
+        return self.linear_out(mixed.swapaxes(1, 2).flatten(2)), window[:, :, chunk:]
 
-    def _split(self, x: mx.array) -> mx.array:
-        return x.reshape(*x.shape[:2], self._heads, -1).swapaxes(1, 2)  # (B, heads, c, head_dim)
+    def step(self, x: mx.array, window: mx.array, positions: mx.array, at: Position) -> tuple[mx.array, mx.array]:
+        """One frame, (1, d_model). positions: (1, heads, head_dim, slots of the window). Returns output and window.
+
+        Products with one row, and no fused attention: where that takes a mask, it is made of the same parts.
+        """
+        heads = self._heads
+        projected = self.linear_qkv(x).reshape(1, 3 * heads, 1, -1)  # (1, 3 * heads, 1, head_dim)
+        window = mx.where(at.newest, projected[:, heads:], window)
+        queries = projected[:, :heads] + self.pos_biases
+        by_content = queries[:1] @ window[:, :heads].swapaxes(2, 3)  # (1, heads, 1, slots)
+        scores = self._scale * by_content + queries[1:] @ positions + at.mask
+        mixed = mx.softmax(scores, axis=-1) @ window[:, heads:]
+        return self.linear_out(mixed.reshape(1, -1)), window
 
 
 def shift_to_distances(scores: mx.array, keys: int) -> mx.array:
@@ -143,8 +202,6 @@ def shift_to_distances(scores: mx.array, keys: int) -> mx.array:
     and reading the rows at an offset of c does that without a gather (Dai et al. 2019, appendix B).
     """
     *outer, chunk, columns = scores.shape
-    if chunk == 1:
-        return scores
     padded = mx.pad(scores, [(0, 0)] * (scores.ndim - 1) + [(1, 0)])
     return padded.reshape(*outer, columns + 1, chunk)[..., 1:, :].reshape(scores.shape)[..., :keys]
 
@@ -161,11 +218,19 @@ class ConvModule(nn.Module):
         self.pointwise_conv2 = PointwiseConv(width, width, axes=1, bias=bias)
 
     def __call__(self, x: mx.array, past: mx.array) -> tuple[mx.array, mx.array]:
-        """x: (B, c, d_model), past: the kernel - 1 gated frames before it. Returns the output and the past after it."""
+        """x: (1, c, d_model), past: the kernel - 1 gated frames before it. Returns the output and the past after it."""
         chunk = x.shape[1]
-        gated = mx.concatenate([past, nn.glu(self.pointwise_conv1(x), axis=-1)], axis=1)  # (B, kernel - 1 + c, d_model)
+        gated = mx.concatenate([past, nn.glu(self.pointwise_conv1(x), axis=-1)], axis=1)  # (1, kernel - 1 + c, d_model)
         mixed = self.batch_norm(self.depthwise_conv(gated))
         return self.pointwise_conv2(nn.silu(mixed)), gated[:, chunk:]
+
+    def step(self, x: mx.array, past: mx.array, taps: mx.array, at: Position) -> tuple[mx.array, mx.array]:
+        """One frame, (1, d_model), the ring before it, (1, kernel, d_model), and the kernel by slots, of the same shape."""
+        past = mx.where(at.newest_tap, nn.glu(self.pointwise_conv1(x), axis=-1), past)
+        mixed = mx.sum(past * taps, axis=1)
+        if "bias" in self.depthwise_conv:
+            mixed = mixed + self.depthwise_conv.bias
+        return self.pointwise_conv2(nn.silu(self.batch_norm(mixed))), past
 
 
 class ConformerBlock(nn.Module):
@@ -186,15 +251,29 @@ class ConformerBlock(nn.Module):
     def __call__(
         self, x: mx.array, cache: BlockCache, positions: mx.array, mask: mx.array
     ) -> tuple[mx.array, BlockCache]:
-        """(B, c, d_model) and the state before it -> (B, c, d_model) and the state after it."""
-        keys, values, past = cache
+        """(1, c, d_model) and the state before it -> (1, c, d_model) and the state after it."""
+        return self._run(x, cache, lambda y, window: self.self_attn(y, window, positions, mask), self.conv)
+
+    def step(
+        self, x: mx.array, cache: BlockCache, positions: mx.array, taps: mx.array, at: Position
+    ) -> tuple[mx.array, BlockCache]:
+        """One frame, (1, d_model), and the state before it -> the same after it."""
+        return self._run(
+            x,
+            cache,
+            lambda y, window: self.self_attn.step(y, window, positions, at),
+            lambda y, past: self.conv.step(y, past, taps, at),
+        )
+
+    def _run(self, x: mx.array, cache: BlockCache, attend: _Part, convolve: _Part) -> tuple[mx.array, BlockCache]:
+        window, past = cache
         x = x + 0.5 * self.feed_forward1(self.norm_feed_forward1(x))
-        attended, keys, values = self.self_attn(self.norm_self_att(x), keys, values, positions, mask)
+        attended, window = attend(self.norm_self_att(x), window)
         x = x + attended
-        convolved, past = self.conv(self.norm_conv(x), past)
+        convolved, past = convolve(self.norm_conv(x), past)
         x = x + convolved
         x = x + 0.5 * self.feed_forward2(self.norm_feed_forward2(x))
-        return self.norm_out(x), (keys, values, past)
+        return self.norm_out(x), (window, past)
 
 
 class FastConformer(nn.Module):
@@ -206,12 +285,31 @@ class FastConformer(nn.Module):
         self.pre_encode = Subsampling(config)
         self.layers = [ConformerBlock(config) for _ in range(config.n_layers)]
 
+    def prepare(self) -> None:
+        """Bring the loaded weights into the form they run in: float32, and fewer arrays."""
+        self.set_dtype(mx.float32)
+        self.pre_encode.prepare()
+        for layer in self.layers:
+            layer.self_attn.prepare()
+        make_dense(self)
+        self._positions = mx.concatenate(self.project_positions(1))[:, :, ::-1]  # (layers, heads, window, head_dim) and
+        self._taps = mx.stack([layer.conv.depthwise_conv.weight[:, ::-1, 0].T for layer in self.layers])
+        # (layers, kernel, d_model), both by distance, 0 first.
+        mx.eval(self.parameters(), self._positions, self._taps)
+
     def empty_caches(self) -> list[BlockCache]:
-        """State of every block before the first frame. The window is full-sized: :func:`window_mask` hides what is empty."""
+        """State of every block before a waveform. The window is full-sized: :func:`window_mask` hides what is empty."""
+        return self._caches(self.config.left_context, self.config.conv_kernel_size - 1)
+
+    def empty_rings(self) -> list[BlockCache]:
+        """State of every block before the first frame of a stream."""
+        return self._caches(self.config.left_context + 1, self.config.conv_kernel_size)
+
+    def _caches(self, window_frames: int, past_frames: int) -> list[BlockCache]:
         config = self.config
-        window = mx.zeros((1, config.n_heads, config.left_context, config.head_dim))
-        past = mx.zeros((1, config.conv_kernel_size - 1, config.d_model))
-        return [(window, window, past) for _ in self.layers]
+        window = mx.zeros((1, 2 * config.n_heads, window_frames, config.head_dim))
+        past = mx.zeros((1, past_frames, config.d_model))
+        return [(window, past) for _ in self.layers]
 
     def project_positions(self, chunk_frames: int) -> list[mx.array]:
         """For every block the positions of chunks of ``chunk_frames``, see :meth:`RelativeAttention.__call__`."""
@@ -222,14 +320,26 @@ class FastConformer(nn.Module):
     def encode(
         self, x: mx.array, caches: list[BlockCache], positions: list[mx.array], mask: mx.array
     ) -> tuple[mx.array, list[BlockCache]]:
-        """Subsampled frames (B, c, d_model) -> encoded frames (B, c, d_model) and the state after them.
+        """A chunk of subsampled frames, (1, c, d_model) -> encoded frames (1, c, d_model) and the state after them.
 
-        A pure function of arrays; its shapes depend on c alone. ``positions``: of :meth:`project_positions` for c frames.
+        ``positions``: of :meth:`project_positions` for c frames.
         """
         after = []
         for layer, cache, layer_positions in zip(self.layers, caches, positions, strict=True):
             x, cache = layer(x, cache, layer_positions, mask)
             after.append(cache)
+        return x, after
+
+    def step(self, x: mx.array, rings: list[BlockCache], at: Position) -> tuple[mx.array, list[BlockCache]]:
+        """One subsampled frame, (1, d_model) -> the encoded frame, (1, d_model), and the rings after it. Pure; one shape."""
+        positions = mx.take(self._positions, at.distances, axis=2).swapaxes(2, 3)  # (layers, heads, head_dim, window)
+        taps = mx.take(self._taps, at.tap_distances, axis=1)  # (layers, kernel, d_model)
+        count = len(self.layers)
+        tables = zip(mx.split(positions, count), mx.split(taps, count), strict=True)
+        after = []
+        for layer, ring, (layer_positions, layer_taps) in zip(self.layers, rings, tables, strict=True):
+            x, ring = layer.step(x, ring, layer_positions, layer_taps, at)
+            after.append(ring)
         return x, after
 
 

@@ -21,9 +21,9 @@ class LogMel:
 
     def __init__(self, config: MelConfig) -> None:
         self.config = config
-        self._window = mx.array(_padded_hann(config.window_samples, config.n_fft))
+        self._window = _padded_hann(config.window_samples, config.n_fft)
         self._filters = slaney_filters(config.sample_rate, config.n_fft, config.features)
-        mx.eval(self._window, self._filters)
+        mx.eval(self._filters)
 
     def whole(self, samples: np.ndarray) -> mx.array:
         """(n,) float32 in [-1, 1] -> (1, T, features), T = 1 + n // hop.
@@ -39,7 +39,7 @@ class LogMel:
         body = self.preemphasise(samples, None)
         before, after = body[1 : half + 1][::-1], body[-half - 1 : -1][::-1]
         segment = np.concatenate([before, body, after])
-        return self.frames(segment, 1 + (segment.size - self.config.n_fft) // self.config.hop_samples)
+        return self.of_segment(segment)
 
     def preemphasise(self, samples: np.ndarray, previous: np.ndarray | None) -> np.ndarray:
         """y[i] = x[i] - 0.97 x[i-1], (n,) float32; without a ``previous`` sample (1,) the first one stays as it is."""
@@ -48,13 +48,20 @@ class LogMel:
             return np.concatenate([samples[:1], samples[1:] - factor * samples[:-1]])
         return samples - factor * np.concatenate([previous, samples[:-1]])
 
-    def frames(self, segment: np.ndarray, count: int) -> mx.array:
-        """Pre-emphasised samples, the first frame's first sample first -> (1, count, features) float32."""
-        config = self.config
-        framed = mx.as_strided(mx.array(segment), (count, config.n_fft), (config.hop_samples, 1))
-        power = mx.square(mx.abs(mx.fft.rfft(framed * self._window)))  # (count, bins)
-        mel = self._filters @ power.T  # (features, count)
-        return mx.log(mel + config.log_zero_guard_value).T[None]
+    def windowed(self, segment: np.ndarray) -> np.ndarray:
+        """Pre-emphasised samples, the first frame's first sample first -> (T, n_fft) float32, every whole frame in them."""
+        frames = np.lib.stride_tricks.sliding_window_view(segment, self.config.n_fft)[:: self.config.hop_samples]
+        return frames * self._window
+
+    def log_mel(self, windowed: mx.array) -> mx.array:
+        """(T, n_fft) -> (T, features) float32."""
+        power = mx.square(mx.abs(mx.fft.rfft(windowed)))  # (T, bins)
+        mel = self._filters @ power.T  # (features, T)
+        return mx.log(mel.T + self.config.log_zero_guard_value)
+
+    def of_segment(self, segment: np.ndarray) -> mx.array:
+        """As :meth:`windowed`, but (1, T, features)."""
+        return self.log_mel(mx.array(self.windowed(segment)))[None]
 
 
 class MelStream:
@@ -92,6 +99,11 @@ class MelStream:
 
         ``final`` closes the stream: all frames left are due, the signal is mirrored at its end.
         """
+        segment = self.take(samples, final=final)
+        return self._log_mel.of_segment(segment) if segment.size else mx.zeros((1, 0, self._log_mel.config.features))
+
+    def take(self, samples: np.ndarray, *, final: bool = False) -> np.ndarray:
+        """As :meth:`push`, but the pre-emphasised samples that the frames now due are made of, (0,) for none."""
         if self._closed:
             raise SessionClosedError("the log-mel stream has had its final push")
         self._closed = final
@@ -99,13 +111,12 @@ class MelStream:
         hop = self._log_mel.config.hop_samples
         end_frame = self._due_frames(final)
         if end_frame <= self._next_frame:
-            return mx.zeros((1, 0, self._log_mel.config.features))
+            return np.zeros(0, dtype=np.float32)
         first_kept = self._buffer_start // hop
         segment = self._segment(self._next_frame - first_kept, end_frame - first_kept)
-        mel = self._log_mel.frames(segment, end_frame - self._next_frame)
         self._next_frame = end_frame
         self._forget(max(end_frame - self._lookbehind_frames, 0) * hop)
-        return mel
+        return segment
 
     def _due_frames(self, final: bool) -> int:
         hop, total = self._log_mel.config.hop_samples, self._buffer_start + self._buffer.size

@@ -6,7 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from vcpipe.actors.perception.config import PerceptionConfig
-from vcpipe.actors.perception.fastconformer import FastConformer, PointwiseConv
+from vcpipe.actors.perception.dense import make_dense
+from vcpipe.actors.perception.fastconformer import FastConformer
 from vcpipe.actors.perception.rnnt import JointNetwork, PredictionNetwork
 
 #: Parameter pattern -> kind of kernel, for the tensors that may come in PyTorch's layout.
@@ -39,15 +40,9 @@ class PerceptionNetworks(nn.Module):
         self.rnnt_joint = JointNetwork(config.rnnt)
 
     def prepare(self) -> None:
-        """Fit the loaded weights to being read once a frame; results stay the same.
-
-        Weights that meet float32 activations become float32 now, instead of in every frame. The prediction network is left
-        alone: it rounds its embeddings to the checkpoint's dtype, and it runs only when a piece was emitted. On the CPU
-        matrices are stored by input, because BLAS multiplies a single row by such a matrix 3 times faster.
-        """
+        """Bring the loaded weights into the form they run in: float32, fewer arrays. Their checkpoint names end here."""
+        self.perception.encoder.prepare()
+        self.rnnt_decoder.prepare()
         for part in (self.perception, self.rnnt_joint):
-            part.set_dtype(mx.float32)
-            for module in part.modules():
-                if isinstance(module, (nn.Linear, PointwiseConv)) and mx.default_device().type == mx.cpu:
-                    module.weight = mx.contiguous(module.weight.T).T
+            make_dense(part)
         mx.eval(self.parameters())

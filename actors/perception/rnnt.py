@@ -9,15 +9,20 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+from vcpipe.actors.compiled import compiled
 from vcpipe.actors.perception.config import RnntConfig
+from vcpipe.actors.perception.dense import Dense
 from vcpipe.actors.perception.transcript import PieceTable, TranscriptText
 
-#: Hidden and cell state of one LSTM layer, (1, 1, hidden) each.
+#: Hidden and cell state of one LSTM layer, (1, hidden) each.
 LstmState = tuple[mx.array, mx.array]
+
+#: The joint network's half of an encoded frame, (1, joint_hidden), and the best class beside a prediction, (1,) uint32.
+Scored = tuple[mx.array, mx.array]
 
 
 class LstmLayer(nn.Module):
-    """One LSTM layer, one step at a time; gates in the order input, forget, cell, output, with one summed bias."""
+    """Parameters of one LSTM layer: gates in the order input, forget, cell, output, with one summed bias."""
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
@@ -25,16 +30,12 @@ class LstmLayer(nn.Module):
         self.Wh = mx.zeros((4 * hidden, hidden))
         self.bias = mx.zeros((4 * hidden,))
 
-    def __call__(self, x: mx.array, state: LstmState | None) -> LstmState:
-        """(1, 1, inputs) and the state before (None at the start) -> the state after; its hidden half is the output."""
-        gates = mx.addmm(self.bias, x, self.Wx.T)
-        if state is not None:
-            gates = gates + state[0] @ self.Wh.T
-        in_gate, forget_gate, candidate, out_gate = mx.split(gates, 4, axis=-1)
-        cell = mx.sigmoid(in_gate) * mx.tanh(candidate)
-        if state is not None:
-            cell = mx.sigmoid(forget_gate) * state[1] + cell
-        return mx.sigmoid(out_gate) * mx.tanh(cell), cell
+
+def lstm_cell(gates: mx.array, cell: mx.array) -> LstmState:
+    """(1, 4 * hidden) before their activations, and the cell state (1, hidden) -> the state after."""
+    in_gate, forget_gate, candidate, out_gate = mx.split(gates, 4, axis=-1)
+    cell = mx.sigmoid(forget_gate) * cell + mx.sigmoid(in_gate) * mx.tanh(candidate)
+    return mx.sigmoid(out_gate) * mx.tanh(cell), cell
 
 
 class LstmStack(nn.Module):
@@ -43,15 +44,6 @@ class LstmStack(nn.Module):
     def __init__(self, hidden: int, layers: int) -> None:
         super().__init__()
         self.lstm = [LstmLayer(hidden, hidden) for _ in range(layers)]
-
-    def __call__(self, x: mx.array, states: list[LstmState] | None) -> list[LstmState]:
-        """(1, 1, hidden) -> the states of all layers after it."""
-        after = []
-        for index, layer in enumerate(self.lstm):
-            state = layer(x, states[index] if states is not None else None)
-            x = state[0]
-            after.append(state)
-        return after
 
 
 class Prediction(nn.Module):
@@ -64,18 +56,42 @@ class Prediction(nn.Module):
 
 
 class PredictionNetwork(nn.Module):
-    """What was said so far, one piece at a time."""
+    """What was said so far, one piece at a time.
+
+    ``none``, the index that stands for no piece yet, reads as a vector of zeros, not as the blank's row.
+    """
 
     def __init__(self, config: RnntConfig) -> None:
         super().__init__()
-        self._hidden = config.pred_hidden
+        self.none = config.embeddings
+        self._layers, self._hidden = config.pred_rnn_layers, config.pred_hidden
         self.prediction = Prediction(config)
 
-    def __call__(self, token: int | None, states: list[LstmState] | None) -> list[LstmState]:
-        """Last piece (None: none yet, read as zeros, not as the blank's row) -> LSTM states; the top one's hidden half,
-        (1, 1, pred_hidden), is the prediction."""
-        x = mx.zeros((1, 1, self._hidden)) if token is None else self.prediction.embed(mx.array([[token]]))
-        return self.prediction.dec_rnn(x, states)
+    def prepare(self) -> None:
+        """Multiply the embeddings by the lowest layer's input matrix once, and join the two matrices of each other layer.
+
+        The products are rounded to the checkpoint's dtype, as if they were made a piece at a time; all else is float32.
+        """
+        embed, (lowest, *upper) = self.prediction.embed, self.prediction.dec_rnn.lstm
+        products = mx.addmm(lowest.bias, embed(mx.arange(self.none)), lowest.Wx.T)
+        inputs = mx.concatenate([products, lowest.bias[None]])
+        self.pop("prediction")
+        self.inputs = inputs.astype(mx.float32)  # (embeddings + 1, 4 * hidden)
+        self.recurrent = Dense(lowest.Wh)
+        self.joined = [Dense(mx.concatenate([layer.Wx, layer.Wh], axis=1), layer.bias) for layer in upper]
+        mx.eval(self.parameters())
+
+    def empty_states(self) -> list[LstmState]:
+        """States before the first piece."""
+        return [(mx.zeros((1, self._hidden)), mx.zeros((1, self._hidden))) for _ in range(self._layers)]
+
+    def __call__(self, token: mx.array, states: list[LstmState]) -> list[LstmState]:
+        """Last piece, (1,), and states -> states after it; the top one's hidden half is the prediction."""
+        hidden, cell = states[0]
+        after = [lstm_cell(self.inputs[token] + self.recurrent(hidden), cell)]
+        for layer, (hidden, cell) in zip(self.joined, states[1:], strict=True):
+            after.append(lstm_cell(layer(mx.concatenate([after[-1][0], hidden], axis=-1)), cell))
+        return after
 
 
 class JointNetwork(nn.Module):
@@ -88,60 +104,84 @@ class JointNetwork(nn.Module):
         self.joint_net = [nn.ReLU(), nn.Identity(), nn.Linear(config.joint_hidden, config.classes)]
 
     def __call__(self, from_frame: mx.array, from_prediction: mx.array) -> mx.array:
-        """Outputs of ``enc`` and ``pred``, (1, 1, joint_hidden) each -> logits (1, 1, classes)."""
+        """Outputs of ``enc`` and ``pred``, (1, joint_hidden) each -> logits (1, classes)."""
         x = from_frame + from_prediction
         for layer in self.joint_net:
             x = layer(x)
         return x
 
 
+class Transducer:
+    """Both networks as pure functions of arrays, prepared, for any number of streams."""
+
+    def __init__(self, predictor: PredictionNetwork, joint: JointNetwork, config: RnntConfig) -> None:
+        self.config = config
+        self._predictor = predictor
+        self._joint = joint
+        self.start = self._predict(mx.array([predictor.none]), predictor.empty_states())
+        mx.eval(self.start)
+        #: (piece (1,), states, from_frame) -> states and from_prediction after it, and the frame's next best class (1,).
+        self.advance = compiled(self._advance)
+
+    def score(self, encoded: mx.array, from_prediction: mx.array) -> Scored:
+        """A frame, (1, encoder_hidden), beside the joint network's half of a prediction, (1, joint_hidden)."""
+        from_frame = self._joint.enc(encoded)
+        return from_frame, self._best(from_frame, from_prediction)
+
+    def _advance(
+        self, token: mx.array, states: list[LstmState], from_frame: mx.array
+    ) -> tuple[list[LstmState], mx.array, mx.array]:
+        states, from_prediction = self._predict(token, states)
+        return states, from_prediction, self._best(from_frame, from_prediction)
+
+    def _predict(self, token: mx.array, states: list[LstmState]) -> tuple[list[LstmState], mx.array]:
+        states = self._predictor(token, states)
+        return states, self._joint.pred(states[-1][0])
+
+    def _best(self, from_frame: mx.array, from_prediction: mx.array) -> mx.array:
+        return mx.argmax(self._joint(from_frame, from_prediction), axis=-1)
+
+
 class GreedyDecoder:
     """Greedy RNN-T search over the frames of one stream.
 
-    :meth:`begin` a frame, then :meth:`evaluate` the joint network until the frame is ``finished``; :meth:`step` does both.
-    The prediction depends on the pieces only, so it is computed once a piece and kept through any number of blanks.
+    :meth:`begin` a frame, then :meth:`evaluate` until the frame is ``finished``; :meth:`step` does both. The prediction
+    depends on the pieces only, so it is computed once a piece and kept through any number of blanks: a frame without a piece
+    needs nothing beyond :meth:`Transducer.score` with ``from_prediction``, which may be part of the encoder's evaluation.
     """
 
-    def __init__(self, predictor: PredictionNetwork, joint: JointNetwork, config: RnntConfig) -> None:
-        self._predictor = predictor
-        self._joint = joint
-        self._blank_id = config.blank_id
-        self._max_symbols = config.max_symbols
-        self._states: list[LstmState] | None = None  # after all emitted pieces but the last
-        self._last_token: int | None = None
-        self._next_states: list[LstmState] | None = None  # after the last piece too, None until needed
-        self._from_prediction = mx.zeros(0)
-        self._from_frame = mx.zeros(0)
+    def __init__(self, transducer: Transducer) -> None:
+        self._transducer = transducer
+        self._states, self.from_prediction = transducer.start
+        self._from_frame = self._best = mx.zeros(0)
         self._symbols = 0
         self.finished = True
 
-    def begin(self, encoded: mx.array) -> None:
-        """Take the next frame, (1, 1, encoder_hidden) float32."""
-        self._from_frame = self._joint.enc(encoded)
+    def begin(self, scored: Scored) -> None:
+        """Take the next frame."""
+        self._from_frame, self._best = scored
         self._symbols = 0
         self.finished = False
 
     def evaluate(self) -> int | None:
-        """One evaluation of the joint network: the id of a piece, or None for the blank, which finishes the frame.
-
-        The frame is also finished by its ``max_symbols``-th piece.
-        """
+        """The next piece of the frame, or None for the blank, which finishes it, as does its ``max_symbols``-th piece."""
         assert not self.finished
-        if self._next_states is None:
-            self._next_states = self._predictor(self._last_token, self._states)
-            self._from_prediction = self._joint.pred(self._next_states[-1][0])
-        token = int(mx.argmax(self._joint(self._from_frame, self._from_prediction)))
-        if token == self._blank_id:
+        config = self._transducer.config
+        token = int(self._best)
+        if token == config.blank_id:
             self.finished = True
             return None
-        self._states, self._next_states, self._last_token = self._next_states, None, token
+        self._states, self.from_prediction, self._best = self._transducer.advance(
+            self._best, self._states, self._from_frame
+        )
+        mx.eval(self._states, self.from_prediction, self._best)
         self._symbols += 1
-        self.finished = self._symbols >= self._max_symbols
+        self.finished = self._symbols >= config.max_symbols
         return token
 
-    def step(self, encoded: mx.array) -> list[int]:
-        """(1, 1, encoder_hidden) -> ids of the pieces emitted in this frame, at most ``max_symbols``."""
-        self.begin(encoded)
+    def step(self, scored: Scored) -> list[int]:
+        """Ids of the pieces emitted in this frame, at most ``max_symbols``."""
+        self.begin(scored)
         tokens = []
         while not self.finished:
             token = self.evaluate()
@@ -153,12 +193,24 @@ class GreedyDecoder:
 class Recogniser:
     """Transcript of one stream, frame by frame."""
 
-    def __init__(self, decoder: GreedyDecoder, pieces: PieceTable) -> None:
-        self._decoder = decoder
+    def __init__(self, transducer: Transducer, pieces: PieceTable) -> None:
+        self._transducer = transducer
+        self._decoder = GreedyDecoder(transducer)
         self._pieces = pieces
         self._text = TranscriptText()
+        #: False where the checkpoint does not say what the pieces spell: there is no transcript then.
+        self.knows_pieces = bool(transducer.config.pieces)
 
-    def step(self, encoded: mx.array) -> str | None:
-        """(1, 1, encoder_hidden) -> what the frame adds to the transcript, possibly ""; None where it kept no piece."""
-        kept = [text for token in self._decoder.step(encoded) if (text := self._pieces.text(token)) is not None]
+    @property
+    def from_prediction(self) -> mx.array:
+        """What the next frame is to be scored with."""
+        return self._decoder.from_prediction
+
+    def step(self, scored: Scored) -> str | None:
+        """What the frame adds to the transcript, possibly ""; None where it kept no piece."""
+        kept = [text for token in self._decoder.step(scored) if (text := self._pieces.text(token)) is not None]
         return self._text.append("".join(kept)) if kept else None
+
+    def recognise(self, encoded: mx.array) -> str | None:
+        """As :meth:`step`, of an encoded frame, (1, encoder_hidden)."""
+        return self.step(self._transducer.score(encoded, self.from_prediction))

@@ -1,59 +1,106 @@
 """Backbone of the speech decoder: Gemma 3 text blocks on embeddings (no token table, inputs not scaled).
 
-All activations are float32. Batch is 2 under guidance: row 0 conditional, row 1 unconditional.
+All activations are float32, N rows (1, N, H) of a batch and its positions: N = B * T, the batch first. The batch is 2 under
+guidance: row 0 conditional, row 1 unconditional.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import mlx.nn as nn
 
-from vcpipe.actors.tts.cache import Buffers, CacheLayout, Place, write
+from vcpipe.actors.tts.cache import CacheLayout, write
 from vcpipe.actors.tts.config import PROMPT_POSITIONS, TtsConfig
-from vcpipe.actors.tts.layers import GatedMlp, GemmaNorm, merge_heads, split_heads
+from vcpipe.actors.tts.heads import HeadShape, RotaryAngles
+from vcpipe.actors.tts.layers import GemmaNorm, StackedMlp, add_norm, as_factor, dense_weight, settle
+
+#: Rows of a step: conditional, unconditional.
+BATCH = 2
+
+#: Cosines and sines of the positions at hand: see :class:`RotaryAngles`.
+Angles = tuple[mx.array, mx.array]
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with normalised queries and keys, rotary positions over the whole head."""
+    """Grouped-query attention with normalised queries and keys, rotary positions over the whole head.
 
-    def __init__(self, config: TtsConfig, window: int | None) -> None:
+    ``prepare`` makes one stack of the three projections, padded to the width of ``shape``; shared keys and values are
+    repeated for the queries of their group.
+    """
+
+    def __init__(self, config: TtsConfig, shape: HeadShape) -> None:
         super().__init__()
         dims, head_dim = config.hidden_size, config.head_dim
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.heads, self.kv_heads, self.shape = config.num_attention_heads, config.num_key_value_heads, shape
         self.scale = config.query_pre_attn_scalar**-0.5
-        self.window = window
-        base = config.rope_global_base_freq if window is None else config.rope_local_base_freq
+        self.eps = config.rms_norm_eps
         self.q_proj = nn.Linear(dims, self.heads * head_dim, bias=False)
         self.k_proj = nn.Linear(dims, self.kv_heads * head_dim, bias=False)
         self.v_proj = nn.Linear(dims, self.kv_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(self.heads * head_dim, dims, bias=False)
         self.q_norm = GemmaNorm(head_dim, config.rms_norm_eps)
         self.k_norm = GemmaNorm(head_dim, config.rms_norm_eps)
-        self.rope = nn.RoPE(head_dim, traditional=False, base=base)
 
-    def prefill(self, x: mx.array) -> tuple[mx.array, Buffers]:
-        """First positions x (B, T, H) -> (B, T, H), keys and values (B, kv_heads, T, D)."""
-        queries, keys, values = self._heads_at(x, 0)
-        length = x.shape[1]
-        mask = "causal" if self.window is None or length <= self.window else _window_mask(length, self.window)
-        return self._attend(queries, keys, values, mask), (keys, values)
+    def prepare(self) -> None:
+        """Derive what a step multiplies with; the projections as they were loaded are let go."""
+        shape = self.shape
+        rows = [self._head_rows(self.q_proj), self._head_rows(self.k_proj), self._head_rows(self.v_proj)]
+        self._projections = mx.stack(rows).swapaxes(1, 2)  # (3, H, heads * width)
+        output = dense_weight(self.o_proj)
+        self._output = as_factor(shape.pad(output.reshape(-1, self.heads, shape.dims)).reshape(len(output), -1))
+        # A norm over the padded width divides by more dimensions: that is made up for here and in its epsilon.
+        share = shape.dims / shape.width
+        self._norm_eps = self.eps * share
+        gains = [shape.pad(norm.scale * share**0.5) for norm in (self.q_norm, self.k_norm)]
+        self._gains = _for_batch(shape.in_halves(mx.stack([*gains, mx.zeros_like(gains[0])]))[:, None, None])
+        # The halves turn into each other: (x1 cos - x2 sin, x2 cos + x1 sin).
+        self._swapped_gains = self._gains[..., ::-1, :] * mx.array([[-1.0], [1.0]])
+        self._is_value = _for_batch(mx.array([False, False, True]).reshape(3, 1, 1, 1, 1))
+        self._mark = _for_batch(shape.query_mark())
+        settle(self, "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
 
-    def step(self, x: mx.array, buffers: Buffers, place: Place) -> tuple[mx.array, Buffers]:
-        """One position x (B, 1, H) at ``place`` -> (B, 1, H), buffers."""
-        queries, key, value = self._heads_at(x, place.position)
-        keys, values = write(buffers[0], key, place), write(buffers[1], value, place)
-        seen = place.visible
-        return self._attend(queries, keys[:, :, :seen], values[:, :, :seen], None), (keys, values)
-
-    def _heads_at(self, x: mx.array, position: int) -> tuple[mx.array, mx.array, mx.array]:
-        queries = self.q_norm(split_heads(self.q_proj(x), self.heads))
-        keys = self.k_norm(split_heads(self.k_proj(x), self.kv_heads))
-        values = split_heads(self.v_proj(x), self.kv_heads)
-        return self.rope(queries, offset=position), self.rope(keys, offset=position), values
-
-    def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None) -> mx.array:
+    def prefill(self, x: mx.array, angles: Angles, window: int | None) -> tuple[mx.array, mx.array]:
+        """First positions x (1, 2T, H) -> (1, 2T, H), keys and values (4, heads, T, width)."""
+        heads = self._heads_at(x, angles).flatten(3).swapaxes(1, 2)  # (6, heads, T, width)
+        queries, keys, values = mx.split(heads, 3)
+        length = queries.shape[2]
+        mask = "causal" if window is None or length <= window else _window_mask(length, window)
         out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
-        return self.o_proj(merge_heads(out))
+        return self._merged(out.swapaxes(1, 2)), heads[BATCH:]
+
+    def step(self, x: mx.array, buffer: mx.array, slot: mx.array, angles: Angles) -> tuple[mx.array, mx.array]:
+        """One position x (1, 2, H) -> (1, 2, H), the buffer with it in ``slot``."""
+        heads = self._heads_at(x, angles).reshape(3 * BATCH, self.heads, 1, -1)
+        buffer = write(buffer, heads[BATCH:], slot)
+        out = mx.fast.scaled_dot_product_attention(heads[:BATCH], buffer[:BATCH], buffer[BATCH:], scale=self.scale)
+        return self._merged(out), buffer
+
+    def _heads_at(self, x: mx.array, angles: Angles) -> mx.array:
+        """x (1, 2T, H) -> two rows each of queries, keys and values at their positions, (6, T, heads, 2, width / 2)."""
+        cosines, sines = angles
+        flat = (x @ self._projections).reshape(3 * BATCH, -1, self.heads, self.shape.width)
+        raw, normed = self.shape.in_halves(flat), self.shape.in_halves(mx.fast.rms_norm(flat, None, self._norm_eps))
+        turned = normed * self._gains * cosines + normed[..., ::-1, :] * self._swapped_gains * sines
+        return mx.where(self._is_value, raw, turned) + self._mark
+
+    def _merged(self, out: mx.array) -> mx.array:
+        """What the heads found, batch and positions first -> (1, 2T, H)."""
+        return out.reshape(1, -1, self.heads * self.shape.width) @ self._output
+
+    def _head_rows(self, projection: nn.Linear) -> mx.array:
+        """Weight of a projection -> (heads * width, H): heads padded, shared ones repeated."""
+        weight = dense_weight(projection)
+        dims = weight.shape[-1]
+        per_head = weight.reshape(-1, self.shape.dims, dims)
+        padded = self.shape.pad(per_head.swapaxes(1, 2)).swapaxes(1, 2)
+        return mx.repeat(padded, self.heads // padded.shape[0], axis=0).reshape(-1, dims)
+
+
+def _for_batch(x: mx.array) -> mx.array:
+    """(3, ...) for queries, keys and values -> (6, ...), one for each of their rows."""
+    return mx.repeat(x, BATCH, axis=0)
 
 
 def _window_mask(length: int, window: int) -> mx.array:
@@ -65,53 +112,70 @@ def _window_mask(length: int, window: int) -> mx.array:
 class Block(nn.Module):
     """Attention and gated MLP, each between two norms."""
 
-    def __init__(self, config: TtsConfig, window: int | None) -> None:
+    def __init__(self, config: TtsConfig, shape: HeadShape) -> None:
         super().__init__()
         dims, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = Attention(config, window)
-        self.mlp = GatedMlp(dims, config.intermediate_size)
+        self.self_attn = Attention(config, shape)
+        self.mlp = StackedMlp(dims, config.intermediate_size)
         self.input_layernorm = GemmaNorm(dims, eps)
         self.post_attention_layernorm = GemmaNorm(dims, eps)
         self.pre_feedforward_layernorm = GemmaNorm(dims, eps)
         self.post_feedforward_layernorm = GemmaNorm(dims, eps)
 
-    def prefill(self, x: mx.array) -> tuple[mx.array, Buffers]:
-        """See :meth:`Attention.prefill`."""
-        attended, buffers = self.self_attn.prefill(self.input_layernorm(x))
-        return self._add(x, attended), buffers
-
-    def step(self, x: mx.array, buffers: Buffers, place: Place) -> tuple[mx.array, Buffers]:
-        """See :meth:`Attention.step`."""
-        attended, buffers = self.self_attn.step(self.input_layernorm(x), buffers, place)
-        return self._add(x, attended), buffers
-
-    def _add(self, x: mx.array, attended: mx.array) -> mx.array:
-        x = x + self.post_attention_layernorm(attended)
-        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+    def add(self, x: mx.array, attended: mx.array, following: GemmaNorm) -> tuple[mx.array, mx.array]:
+        """The rest of the block, once attention has made ``attended`` of its input: -> x, ``following`` of it."""
+        x, normed = add_norm(x, attended, self.post_attention_layernorm, self.pre_feedforward_layernorm)
+        return add_norm(x, self.mlp(normed), self.post_feedforward_layernorm, following)
 
 
 class Backbone(nn.Module):
-    """All blocks and the final norm. The caches are passed in and returned, one pair of buffers a layer."""
+    """All blocks and the final norm. The caches are passed in and returned, one buffer a layer.
 
-    def __init__(self, config: TtsConfig) -> None:
+    ``history``: positions that any layer may see at most; None leaves the model its own windows.
+    """
+
+    def __init__(self, config: TtsConfig, history: int | None = None, head_width: int | None = None) -> None:
         super().__init__()
-        windows = [config.window_of(i) for i in range(config.num_hidden_layers)]
-        self.layers = [Block(config, window) for window in windows]
+        shape = HeadShape(config.head_dim, head_width)
+        self.layers = [Block(config, shape) for _ in range(config.num_hidden_layers)]
         self.norm = GemmaNorm(config.hidden_size, config.rms_norm_eps)
-        self.layout = CacheLayout(windows, PROMPT_POSITIONS)
+        self.layout = CacheLayout(config.windows(history), PROMPT_POSITIONS, shape.empty_slot())
+        angles = {
+            True: RotaryAngles(shape, config.rope_global_base_freq),
+            False: RotaryAngles(shape, config.rope_local_base_freq),
+        }
+        self._angles = tuple(angles.values())
+        self._is_global = tuple(config.is_global(i) for i in range(config.num_hidden_layers))
 
-    def prefill(self, x: mx.array) -> tuple[mx.array, list[Buffers]]:
-        """The prompt x (B, 37, H) -> hidden (B, 37, H) and fresh caches."""
-        caches = []
-        for layer in self.layers:
-            x, buffers = layer.prefill(x)
-            caches.append(buffers)
-        return self.norm(x), self.layout.store(caches)
+    def prefill(self, x: mx.array) -> tuple[mx.array, list[mx.array]]:
+        """The prompt x (1, 2T, H), positions 0 .. T - 1 -> hidden (1, 2T, H), what each layer's slots shall hold."""
+        angles = self._angles_at(mx.arange(x.shape[1] // 2, dtype=mx.int32))
+        entries = []
+        normed = self.layers[0].input_layernorm(x)
+        for layer, norm, turn, window in zip(self.layers, self._next_norms(), angles, self.layout.windows, strict=True):
+            attended, held = layer.self_attn.prefill(normed, turn, window)
+            entries.append(held)
+            x, normed = layer.add(x, attended, norm)
+        return normed, entries
 
-    def step(self, x: mx.array, caches: list[Buffers], places: list[Place]) -> tuple[mx.array, list[Buffers]]:
-        """One position x (B, 1, H) -> hidden (B, 1, H) and caches; they must have room for it."""
+    def step(
+        self, x: mx.array, position: mx.array, slots: Sequence[mx.array], caches: Sequence[mx.array]
+    ) -> tuple[mx.array, list[mx.array]]:
+        """One position x (1, 2, H), its number (1,) and slots (see :class:`CacheLayout`) -> hidden (1, 2, H), caches."""
         written = []
-        for layer, buffers, place in zip(self.layers, caches, places, strict=True):
-            x, buffers = layer.step(x, buffers, place)
-            written.append(buffers)
-        return self.norm(x), written
+        angles, kinds = self._angles_at(position), self.layout.kind_of
+        normed = self.layers[0].input_layernorm(x)
+        for layer, norm, buffer, turn, kind in zip(self.layers, self._next_norms(), caches, angles, kinds, strict=True):
+            attended, buffer = layer.self_attn.step(normed, buffer, slots[kind], turn)
+            written.append(buffer)
+            x, normed = layer.add(x, attended, norm)
+        return normed, written
+
+    def _next_norms(self) -> list[GemmaNorm]:
+        """The norm that follows each layer: the next one's first, the last one after all."""
+        return [*(layer.input_layernorm for layer in self.layers[1:]), self.norm]
+
+    def _angles_at(self, positions: mx.array) -> list[Angles]:
+        """The angles of every layer."""
+        everywhere, local = (angles(positions) for angles in self._angles)
+        return [everywhere if is_global else local for is_global in self._is_global]

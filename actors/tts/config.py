@@ -97,9 +97,16 @@ class TtsConfig:
         }
         return _known(cls, {**values, **nested})
 
-    def window_of(self, layer: int) -> int | None:
-        """Positions that ``layer`` sees; None where it sees all of them (every ``sliding_window_pattern``-th layer)."""
-        return None if (layer + 1) % self.sliding_window_pattern == 0 else self.sliding_window
+    def is_global(self, layer: int) -> bool:
+        """Whether ``layer`` sees all positions and turns them by the global frequencies."""
+        return (layer + 1) % self.sliding_window_pattern == 0
+
+    def windows(self, history: int | None = None) -> list[int | None]:
+        """Positions that each layer sees, None for all; ``history`` bounds them further, whatever the model says."""
+        own = [None if self.is_global(i) else self.sliding_window for i in range(self.num_hidden_layers)]
+        if history is None:
+            return own
+        return [history if window is None else min(window, history) for window in own]
 
     def codebooks_per_pass(self) -> tuple[int, ...]:
         """Codebooks that each refinement pass fixes, passes without any left out.

@@ -12,11 +12,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from vcpipe.actors.tts.backbone import Backbone
-from vcpipe.actors.tts.cache import Buffers, Place
 from vcpipe.actors.tts.char_encoder import CharAwareEncoder
 from vcpipe.actors.tts.codebooks import Codebooks
 from vcpipe.actors.tts.config import PROMPT_POSITIONS, TtsConfig
-from vcpipe.actors.tts.layers import OffsetNorm, prepare_layers, widen_linears
+from vcpipe.actors.tts.layers import OffsetNorm, as_factor, dense_weight, prepare_layers, settle
 from vcpipe.actors.tts.mog import MogHead
 from vcpipe.actors.tts.rng import next_key
 
@@ -36,25 +35,31 @@ class GatedFusion(nn.Module):
 
     def prepare(self) -> None:
         """Evaluate the gates, in the stored dtype."""
-        widen_linears(self.audio_proj)
+        self._audio = as_factor(dense_weight(self.audio_proj)), self.audio_proj.bias.astype(mx.float32)
         self._gates = (mx.sigmoid(self.gate).astype(mx.float32), mx.sigmoid(self.residual_scale).astype(mx.float32))
+        settle(self, "audio_proj")
 
     def __call__(self, audio: mx.array, text: mx.array) -> mx.array:
-        """Code embedding (2, T, H) float32 and what ``text_proj`` made of the condition, (2, T, H) -> (2, T, H)."""
-        audio = self.audio_proj(audio / self.codebooks)
+        """Code embedding (1, T, H) float32, what ``text_proj`` made of the condition (2, T, H) -> rows (1, 2 * T, H)."""
+        weight, bias = self._audio
+        audio = (audio / self.codebooks) @ weight + bias
         gate, scale = self._gates
-        return self.final_norm(scale * (gate * audio + (1.0 - gate) * text))
+        fused = scale * (gate * audio + (1.0 - gate) * text)
+        return self.final_norm(fused.reshape(1, -1, fused.shape[-1]))
 
 
 class EarTts(nn.Module):
-    """Backbone, text condition and code refinement. Call ``prepare`` once the weights are loaded."""
+    """Backbone, text condition and code refinement. Call ``prepare`` once the weights are loaded.
 
-    def __init__(self, config: TtsConfig) -> None:
+    ``history``: see :class:`Backbone`.
+    """
+
+    def __init__(self, config: TtsConfig, history: int | None = None) -> None:
         super().__init__()
         dims = config.hidden_size
         self.config = config
         self.passes = config.codebooks_per_pass()
-        self.backbone = Backbone(config)
+        self.backbone = Backbone(config, history)
         self.bos_emb = mx.zeros((dims,))
         self.null_emb = mx.zeros((dims,))
         self.embed_code = nn.Linear(config.latent_size, dims, bias=False)
@@ -67,72 +72,90 @@ class EarTts(nn.Module):
         self.codebooks: Codebooks | None = None
 
     def prepare(self) -> None:
-        """Derive everything that depends on the weights alone."""
+        """Derive everything that depends on the weights alone; what it stands in for is let go."""
         prepare_layers(self)
-        widen_linears(self.backbone)
-        widen_linears(self.embed_code)
+        self._embedding = as_factor(dense_weight(self.embed_code))
         self.codebooks = Codebooks(self.rvq_embs)
+        settle(self, "embed_code", "rvq_embs", "audio_prompt_projection_W")
 
     # -------------------------------------------------------------------------------------------- inputs
     def text_rows(self, token_ids: Sequence[int], spellings: Sequence[list[int]]) -> mx.array:
-        """Projected condition (2, T, H) of T ids: the text's, then the empty one's. See :class:`CharAwareEncoder`."""
+        """Projected condition (2, T, H) float32 of T ids: the text's, then the empty one's. See :class:`CharAwareEncoder`."""
         condition = self.embed_subword(token_ids, spellings)
         rows = mx.concatenate([condition, mx.broadcast_to(self.null_emb, condition.shape)], axis=0)
-        return self.gated_fusion_audio_text.text_proj(rows)
+        return self.gated_fusion_audio_text.text_proj(rows).astype(mx.float32)
 
     def code_sum(self, codes: mx.array) -> mx.array:
         """Codes (..., Q) -> their entries summed, (..., Z) float32."""
         assert self.codebooks is not None, "prepare() comes before the first call"
         return self.codebooks.depth_sum(codes)
 
-    # -------------------------------------------------------------------------------------------- steps
-    def prefill(self, codes: mx.array, text: mx.array, latents: mx.array) -> tuple[mx.array, list[Buffers]]:
-        """The voice prompt: codes (1, 37, Q), text rows (2, 37, H), latents (1, 37, H) -> hidden (2, 37, H), caches.
+    def _embed(self, code_sum: mx.array) -> mx.array:
+        """(1, T, Z) -> (1, T, H)."""
+        return code_sum @ self._embedding
 
-        The latents stand for every position but the last, which gets the code before it and the begin-of-speech mark.
+    # -------------------------------------------------------------------------------------------- steps
+    def prefill(self, codes: mx.array, text: mx.array, latents: mx.array) -> tuple[mx.array, list[mx.array]]:
+        """The voice prompt: codes (1, 37, Q), text rows (2, 37, H), latents (1, 37, H).
+
+        -> hidden (1, 2 * 37, H), what each layer's slots shall hold. The latents stand for every position but the last,
+        which gets the code before it and the begin-of-speech mark.
         """
         shifted = mx.concatenate([mx.zeros_like(codes[:, :1]), codes[:, :-1]], axis=1)
-        embedded = self.embed_code(self.code_sum(shifted))
+        embedded = self._embed(self.code_sum(shifted))
         audio = mx.concatenate([latents.astype(embedded.dtype)[:, :-1], embedded[:, -1:] + self.bos_emb], axis=1)
-        return self.backbone.prefill(self._fuse(audio, text))
+        return self.backbone.prefill(self.gated_fusion_audio_text(audio, text))
 
     def guided_step(
-        self, code_sum: mx.array, text: mx.array, caches: list[Buffers], places: list[Place], key: mx.array
-    ) -> tuple[mx.array, mx.array, list[Buffers], mx.array]:
-        """Previous code sum (1, 1, Z) and text rows (2, 1, H) -> codes (1, 1, Q), code sum, caches, key."""
-        hidden, caches = self.advance(code_sum, text, caches, places)
+        self,
+        code_sum: mx.array,
+        text: mx.array,
+        position: mx.array,
+        slots: Sequence[mx.array],
+        key: mx.array,
+        caches: Sequence[mx.array],
+    ) -> tuple[mx.array, mx.array, mx.array, list[mx.array]]:
+        """Previous code sum (1, 1, Z), text rows (2, 1, H), position (1,), its slots -> codes (1, 1, Q), code sum, key, caches.
+
+        A function of arrays to arrays, so that it can be compiled. The codes are whole numbers in float32.
+        """
+        hidden, caches = self.advance(code_sum, text, position, slots, caches)
         codes, code_sum, key = self.refine(hidden, key)
-        return codes, code_sum, caches, key
+        return codes, code_sum, key, caches
 
     def advance(
-        self, code_sum: mx.array, text: mx.array, caches: list[Buffers], places: list[Place]
-    ) -> tuple[mx.array, list[Buffers]]:
-        """The step's backbone half: -> hidden (2, 1, H), caches."""
-        return self.backbone.step(self._fuse(self.embed_code(code_sum), text), caches, places)
+        self,
+        code_sum: mx.array,
+        text: mx.array,
+        position: mx.array,
+        slots: Sequence[mx.array],
+        caches: Sequence[mx.array],
+    ) -> tuple[mx.array, list[mx.array]]:
+        """The step's backbone half: -> hidden (1, 2, H), caches."""
+        fused = self.gated_fusion_audio_text(self._embed(code_sum), text)
+        return self.backbone.step(fused, position, slots, caches)
 
     def refine(self, hidden: mx.array, key: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """The step's other half: hidden (2, 1, H) -> codes (1, 1, Q), their code sum (1, 1, Z), key.
+        """The step's other half: hidden (1, 2, H) -> codes (1, 1, Q), their code sum (1, 1, Z), key.
 
         Iterative refinement as in MaskGIT: every pass predicts a continuous code for what is still missing, given the codes
         fixed so far, and fixes the next few codebooks. A pass draws twice, one uniform array and one normal.
         """
-        assert self.codebooks is not None, "prepare() comes before the first call"
-        code_sum = mx.zeros((1, 1, self.config.latent_size))
-        codes: list[mx.array] = []
+        codebooks = self.codebooks
+        assert codebooks is not None, "prepare() comes before the first call"
+        choice: mx.array | None = None
+        done = 0
         for count in self.passes:
             key, component_key = next_key(key)
             key, noise_key = next_key(key)
-            mean, log_std = self.mog_head(self.embed_code(code_sum) + hidden, component_key)
-            residual = mean + mx.exp(log_std) * mx.random.normal(mean.shape, key=noise_key) * self.config.noise_scale
-            for codebook in range(len(codes), len(codes) + count):
-                code, entry = self.codebooks.nearest(residual, codebook)
-                residual, code_sum = residual - entry, code_sum + entry
-                codes.append(code)
-        return mx.stack(codes, axis=-1), code_sum, key
-
-    def _fuse(self, audio: mx.array, text: mx.array) -> mx.array:
-        """One row of code embeddings (1, T, H), both text rows (2, T, H) -> backbone input (2, T, H)."""
-        return self.gated_fusion_audio_text(mx.concatenate([audio, audio], axis=0), text)
+            # Nothing chosen embeds to zero.
+            given = hidden if choice is None else hidden + self._embed(codebooks.sum_of(choice))
+            mean, log_std = self.mog_head(given, component_key)
+            noise = mx.exp(log_std) * mx.random.normal(mean.shape, key=noise_key) * self.config.noise_scale
+            choice = codebooks.choose(codebooks.begin(mean + noise, choice), done, count)
+            done += count
+        assert choice is not None, "the schedule has a pass"
+        return codebooks.codes_of(choice), codebooks.sum_of(choice), key
 
 
 class PromptLatents(nn.Module):
@@ -144,10 +167,10 @@ class PromptLatents(nn.Module):
 
 
 class SpeechDecoder(nn.Module):
-    """Everything the checkpoint holds for this stage, under its names."""
+    """Everything the checkpoint holds for this stage, under its names. ``history``: see :class:`Backbone`."""
 
-    def __init__(self, config: TtsConfig) -> None:
+    def __init__(self, config: TtsConfig, history: int | None = None) -> None:
         super().__init__()
-        self.tts_model = EarTts(config)
+        self.tts_model = EarTts(config, history)
         self.audio_prompt_latents = PromptLatents(config.hidden_size)
         self.codec_silence_tokens = mx.zeros((config.num_quantizers,), mx.int32)

@@ -21,5 +21,5 @@ def session_key(seed: int) -> mx.array:
 
 def next_key(state: mx.array) -> tuple[mx.array, mx.array]:
     """State -> (state after one draw, key of that draw)."""
-    pair = mx.random.split(state)
-    return pair[0], pair[1]
+    following, drawn = mx.split(mx.random.split(state), 2)
+    return following.reshape(2), drawn.reshape(2)

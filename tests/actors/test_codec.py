@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
+from vcpipe.actors.codec import convnext, frames, quantizer
 from vcpipe.actors.codec.cache import StreamCache
 from vcpipe.actors.codec.config import CodecConfig
 from vcpipe.actors.codec.model import Codec
 from vcpipe.actors.codec.quantizer import ResidualQuantizer
-from vcpipe.actors.codec.stft import inverse_stft, polar_spectrum, spectral_features
+from vcpipe.actors.codec.stft import InverseStft, polar_spectrum, spectral_features
 from vcpipe.schemas.errors import ConfigError
 
 SMALL = CodecConfig(base_channels=8, latent_dim=16, num_quantizers=4, codebook_size=32)
@@ -24,7 +26,9 @@ DELAY = 8
 EDGE = 6
 
 
-def random_codec(config: CodecConfig = SMALL, seed: int = 5, dtype: mx.Dtype = mx.float32) -> Codec:
+def random_codec(
+    config: CodecConfig = SMALL, seed: int = 5, dtype: mx.Dtype = mx.float32, prepare: bool = True
+) -> Codec:
     """Weights that keep activations near unit size, codebooks that matter, hence an audible output."""
     rng = np.random.default_rng(seed)
     codec = Codec(config)
@@ -34,7 +38,8 @@ def random_codec(config: CodecConfig = SMALL, seed: int = 5, dtype: mx.Dtype = m
         return mx.array(rng.normal(0, fan_in**-0.5, array.shape).astype(np.float32)).astype(dtype)
 
     codec.update(tree_map(fill, codec.parameters()))
-    mx.eval(codec.parameters())
+    if prepare:
+        codec.prepare()
     return codec
 
 
@@ -117,8 +122,38 @@ def test_state_of_a_stream_has_a_constant_size() -> None:
     for frame in range(5):
         _, entries = codec.decode_step(codes[..., frame : frame + 1], entries)
         sizes.append(StreamCache(entries).nbytes)
-    # Six frames for each of three blocks of 32, 16 and 8 channels; four spectrum frames of 9 bins, twice; float32.
-    assert sizes == [4 * (6 * 3 * (32 + 16 + 8) + 2 * 4 * 9)] * 5
+    # Six frames for each of three blocks of 32, 16 and 8 channels; four frames of 16 samples; float32.
+    assert sizes == [4 * (6 * 3 * (32 + 16 + 8) + 4 * 16)] * 5
+    assert {key: entry.shape for key, entry in codec.empty_entries().items()} == {
+        key: entry.shape for key, entry in entries.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+def test_the_forms_for_a_gpu_give_the_same_samples(dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = random_codes(4)
+    expected = stream(random_codec(dtype=dtype), codes, [1, 1, 2])
+    for module in (convnext, frames, quantizer):
+        monkeypatch.setattr(module, "on_gpu", lambda: True)
+    samples = stream(random_codec(dtype=dtype), codes, [1, 1, 2])
+    assert np.abs(samples - expected).max() < (1e-5 if dtype == mx.float32 else 3e-2)
+
+
+def test_looked_up_values_are_the_functions_own() -> None:
+    values = mx.array(np.random.default_rng(9).normal(0, 4, (3, 1000)).astype(np.float32)).astype(mx.bfloat16)
+    for function in (nn.gelu, mx.cos, mx.exp):
+        assert mx.array_equal(frames.Tabulated(function)(values), function(values))
+
+
+@pytest.mark.parametrize("used", [1, 3, 4])
+def test_codebooks_are_summed_one_after_the_other(used: int) -> None:
+    """bfloat16 is rounded after every addition, in this order."""
+    books = random_codec(dtype=mx.bfloat16).prvq
+    codes = random_codes(5)[:, :used]
+    latents = mx.zeros((1, 5, 16), mx.bfloat16)
+    for index in range(used):
+        latents = latents + books.mus_list[index][codes[:, index]]
+    assert mx.array_equal(books.decode(codes), latents)
 
 
 # ------------------------------------------------------------------------------------------------ full decode
@@ -144,6 +179,7 @@ def test_decode_needs_codes_of_rank_3_and_known_codebooks() -> None:
 def test_bfloat16_weights_keep_bfloat16_state_and_give_float32_samples() -> None:
     samples, entries = random_codec(dtype=mx.bfloat16).decode_step(random_codes(1), {})
     assert samples.dtype == mx.float32
+    assert entries.pop("frames").dtype == mx.float32
     assert {entry.dtype for entry in entries.values()} == {mx.bfloat16}
 
 
@@ -165,6 +201,7 @@ def test_quantizer_takes_the_nearest_vector_of_the_residual() -> None:
     rng = np.random.default_rng(3)
     books = [rng.normal(0, 0.5**q, (32, 16)).astype(np.float32) for q in range(4)]
     quantizer.mus_list = [mx.array(book) for book in books]
+    quantizer.prepare()
     latents = rng.normal(size=(1, 5, 16)).astype(np.float32)
     codes = np.array(quantizer.encode(mx.array(latents)))
     residual = latents[0].astype(np.float64)
@@ -194,30 +231,43 @@ def test_short_waveforms_give_one_frame() -> None:
 
 def test_inverse_restores_a_waveform() -> None:
     waveform = np.random.default_rng(2).uniform(-1, 1, (1, 64)).astype(np.float32)
-    real, imag = mx.split(spectral_features(mx.array(waveform), 16, 4), 2, axis=-1)
-    restored = np.array(inverse_stft(real, imag, 16, 4))
+    restored = np.array(InverseStft(16, 4)(spectral_features(mx.array(waveform), 16, 4)))
     assert restored.shape == (1, 64 + 12)
     assert np.allclose(restored[:, 6:-6], waveform, atol=1e-5)
 
 
 def test_inverse_bounds_the_waveform() -> None:
     loud = mx.array(np.random.default_rng(2).choice([-9.0, 9.0], (1, 64)).astype(np.float32))
-    real, imag = mx.split(spectral_features(loud, 16, 4), 2, axis=-1)
-    restored = np.array(inverse_stft(real, imag, 16, 4))[:, 6:-6]
+    restored = np.array(InverseStft(16, 4)(spectral_features(loud, 16, 4)))[:, 6:-6]
     assert np.allclose(restored, np.sign(np.array(loud)), atol=1e-5)
 
 
-def test_polar_spectrum_saturates_and_has_real_edges() -> None:
+def test_polar_spectrum_saturates() -> None:
     features = np.zeros((1, 2, 18), dtype=np.float32)
     features[0, 0, :9] = np.linspace(-9, 9, 9)
     features[0, 1, :9] = 1e4
     features[..., 9:] = 1.0
-    real, imag = (np.array(part) for part in polar_spectrum(mx.array(features)))
+    real, imag = np.split(np.array(polar_spectrum(mx.array(features))), 2, axis=-1)
     magnitude = 100 / (1 + 100 * np.exp(-np.linspace(-9, 9, 9)))
     assert np.allclose(real[0, 0], magnitude * np.cos(1.0), rtol=1e-4)
-    assert np.allclose(imag[0, 0, 1:-1], magnitude[1:-1] * np.sin(1.0), rtol=1e-4)
+    assert np.allclose(imag[0, 0], magnitude * np.sin(1.0), rtol=1e-4)
     assert np.allclose(real[0, 1], 100 * np.cos(1.0), rtol=1e-4)
-    assert not imag[..., 0].any() and not imag[..., -1].any()
+
+
+def test_inverse_equals_its_definition() -> None:
+    """Inverse FFT, clamp to the window, window, overlap-add; imaginary parts of the outer bins count for nothing."""
+    spectrum = np.random.default_rng(3).normal(0, 2, (1, 20, 18)).astype(np.float32)
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(16) / 16)
+    total, weight = np.zeros(19 * 4 + 16), np.zeros(19 * 4 + 16)
+    for frame in range(20):
+        signal = np.fft.irfft(spectrum[0, frame, :9] + 1j * spectrum[0, frame, 9:], 16)
+        total[4 * frame : 4 * frame + 16] += np.clip(signal, -window, window) * window
+        weight[4 * frame : 4 * frame + 16] += window**2
+    inverse = InverseStft(16, 4)
+    expected = total / np.maximum(weight, 1e-10)
+    assert np.allclose(np.array(inverse(mx.array(spectrum)))[0], expected, atol=1e-5)
+    inner = np.array(inverse.inner(inverse.frames(mx.array(spectrum))))[0]
+    assert np.allclose(inner, expected[12:-12], atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------ cache
@@ -280,9 +330,10 @@ def test_config_reads_lists_and_ignores_the_unknown() -> None:
 def test_peer_gives_the_same_numbers(config: CodecConfig, dtype: mx.Dtype) -> None:
     peer_module = pytest.importorskip("mlx_audio.codec.models.nemotron_voicechat.codec")
     peer_config = pytest.importorskip("mlx_audio.codec.models.nemotron_voicechat.config")
-    ours = random_codec(config, dtype=dtype)
+    ours = random_codec(config, dtype=dtype, prepare=False)
     peer = peer_module.NemotronVoiceChatCodec(peer_config.NemotronVoiceChatCodecConfig(**asdict(config)))
     peer.load_weights(tree_flatten(ours.parameters()), strict=True)
+    ours.prepare()
     tolerance = 1e-5 if dtype == mx.float32 else 3e-2
 
     rng = np.random.default_rng(4)

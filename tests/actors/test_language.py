@@ -12,12 +12,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from collector import Collector
+from mlx.utils import tree_map
 
 from vcpipe.actors.checkpoint import load_tokenizer
-from vcpipe.actors.language import ssm
+from vcpipe.actors.language import ssm, ssm_kernel
 from vcpipe.actors.language.actor import LanguageSession, LanguageStage, load
-from vcpipe.actors.language.cache import KV_STEP, KVCache
-from vcpipe.actors.language.nemotron_h import Backbone
+from vcpipe.actors.language.cache import KV_ROWS, Caches
+from vcpipe.actors.language.model import LanguageModel
+from vcpipe.actors.language.nemotron_h import MambaMixer, Precision
+from vcpipe.actors.language.parameters import LanguageParameters, merge
 from vcpipe.actors.language.text import TokenBytes
 from vcpipe.actors.stage import StageConfig
 from vcpipe.schemas.errors import ConfigError, ProtocolError
@@ -42,22 +45,22 @@ def free_stages() -> Iterator[None]:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[mx.array, mx.array]]:
-    """(fused, hidden) of every position that runs through the backbone."""
+    """(fused, hidden) of every position that runs through the network."""
     seen: list[tuple[mx.array, mx.array]] = []
-    step, call = Backbone.step, Backbone.__call__
+    step, over_history = LanguageModel.step, LanguageModel.over_history
 
-    def recording_step(self, x, caches):
-        hidden, caches = step(self, x, caches)
-        seen.append((x, hidden))
-        return hidden, caches
+    def recording_step(self, row, ids, caches):
+        after, hidden = step(self, row, ids, caches)
+        seen.append((self.fuse(row, ids), hidden))
+        return after, hidden
 
-    def recording_call(self, x):
-        hidden = call(self, x)
-        seen.append((x[:, -1:], hidden[:, -1:]))
-        return hidden
+    def recording_history(self, fused):
+        after, hidden = over_history(self, fused)
+        seen.append((fused[:, -1:], hidden))
+        return after, hidden
 
-    monkeypatch.setattr(Backbone, "step", recording_step)
-    monkeypatch.setattr(Backbone, "__call__", recording_call)
+    monkeypatch.setattr(LanguageModel, "step", recording_step)
+    monkeypatch.setattr(LanguageModel, "over_history", recording_history)
     return seen
 
 
@@ -107,7 +110,9 @@ def test_recorded_runs(run, rows):
     offline, frames = info["mode"] == "offline", info["frames"]
     cached = info["options"].get("use_language_cache", not offline)
     request = OpenSession(offline=offline, system_prompt=info["system_prompt"], use_language_cache=cached)
-    session, passed_on = stage_of(info["checkpoint"]).open(request)
+    stage = stage_of(info["checkpoint"])
+    stage.prompt_states.clear()
+    session, passed_on = stage.open(request)
     session.prefill()
     emit = feed(session, arrays["projected"][:, :frames])
 
@@ -131,6 +136,7 @@ def test_prompt_is_bfloat16_in_streams_and_float32_offline(rows):
     frame = np.zeros((1, 1, stage.config.hidden_size), np.float32)
     for offline, dtype in ((False, mx.bfloat16), (True, mx.float32)):
         rows.clear()
+        stage.prompt_states.clear()
         session, request = stage.open(OpenSession(system_prompt="be concise", offline=offline))
         session.prefill()
         feed(session, frame)
@@ -143,19 +149,152 @@ def test_blank_prompts_take_no_position(prompt, positions):
     assert request == OpenSession(system_prompt=prompt, seed=3, prompt_positions=positions)
 
 
-def test_sessions_do_not_touch_each_other():
-    info, arrays = golden("stream_bf16_seed0_prompt")
+def test_sessions_interleaved_on_one_network():
+    """Every session steps in turn through the same compiled function, beside warm-ups, and none hears of another."""
     stage = stage_of("bf16")
-    alone = stage.open(OpenSession(system_prompt="be concise"))[0]
-    other = stage.open(OpenSession())[0]
-    alone.prefill()
-    emit = Collector()
-    for frame in range(8):
-        row = arrays["projected"][:, frame : frame + 1]
-        other.step(Projected(row[..., ::-1].copy()), Collector())
-        stage.warm_up()
-        alone.step(Projected(row), emit)
+    names = ("stream_bf16_seed0_prompt", "stream_bf16_seed7_noprompt", "offline_bf16_seed7_cached_extra")
+    runs = []
+    for name in names:
+        info, arrays = golden(name)
+        offline = info["mode"] == "offline"
+        session, request = stage.open(OpenSession(offline=offline, system_prompt=info["system_prompt"]))
+        session.prefill()
+        runs.append((session, arrays, request.prompt_positions * (not offline), Collector()))
+    other, _ = stage.open(OpenSession())
+    for frame in range(12):
+        for session, arrays, _, emit in runs:
+            row = arrays["projected"][:, frame : frame + 1]
+            session.step(Projected(row), emit)
+            other.step(Projected(row[..., ::-1].copy()), Collector())
+        if frame % 5 == 0:
+            stage.warm_up()
+    for _, arrays, prompt, emit in runs:
+        wanted = np.stack([arrays["text_ids"], arrays["function_ids"]], 1)[prompt:][:12]
+        assert np.array_equal(ids(emit), wanted)
+
+
+def test_ids_go_back_as_an_array():
+    """The ids that a step returned are its next input as they are; the numbers read out of them do the same."""
+    stage = stage_of("q4")
+    _, arrays = golden("stream_q4_seed0_prompt")
+    fed_back, read_out = (Caches.empty(stage.config, mx.float32) for _ in range(2))
+    array, numbers = stage.no_ids, stage.no_ids.tolist()
+    for frame in range(6):
+        row = mx.array(arrays["projected"][:, frame : frame + 1])
+        array, _ = stage.model.step(row, array, fed_back)
+        mx.eval(array, fed_back.blocks)
+        numbers = stage.model.step(row, mx.array(numbers, mx.uint32), read_out)[0].tolist()
+        assert array.tolist() == numbers
+
+
+# ------------------------------------------------------------------------------------------------ prompt states
+def test_a_second_session_with_a_prompt_opens_at_once(rows):
+    stage = stage_of("q4")
+    stage.prompt_states.clear()
+    projected = golden("stream_q4_seed0_prompt")[1]["projected"]
+    outcomes = []
+    for steps in (5, 0, 0):  # positions of the prompt that run through the network
+        rows.clear()
+        session, request = stage.open(OpenSession(system_prompt="be concise"))
+        session.prefill()
+        assert request.prompt_positions == 5
+        assert len(rows) == steps
+        emit = feed(session, projected)
+        outcomes.append((ids(emit), [np.array(hidden) for _, hidden in rows[steps:]]))
+    for later in outcomes[1:]:
+        assert later[0] == outcomes[0][0]
+        assert np.array_equal(later[1], outcomes[0][1])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "steps"),
+    [
+        ({}, {"offline": True}, 5),  # a prompt in bfloat16 and one in float32 are two
+        ({}, {"use_language_cache": False}, 0),  # which keeps rows, no states
+        ({"use_language_cache": False}, {}, 5),
+        ({"system_prompt": "be brief"}, {}, 5),
+    ],
+)
+def test_prompt_states_are_told_apart(rows, first, second, steps):
+    stage = stage_of("bf16")
+    stage.prompt_states.clear()
+    for options in (first, second):
+        rows.clear()
+        session, _ = stage.open(OpenSession(**{"system_prompt": "be concise"} | options))
+        session.prefill()
+        if not options.get("use_language_cache", True):
+            assert session._history.shape == (1, 5, stage.config.hidden_size)
+    assert len(rows) == steps
+
+
+def test_two_prompts_are_remembered(rows):
+    stage = stage_of("bf16")
+    stage.prompt_states.clear()
+    taken_in = []
+    for prompt in ("a", "b", "a", "c", "a", "b"):
+        rows.clear()
+        stage.open(OpenSession(system_prompt=prompt))[0].prefill()
+        taken_in.append(bool(rows))
+    assert taken_in == [True, True, False, True, False, True]
+
+
+# ------------------------------------------------------------------------------------------------ compilation
+def plain_stage(checkpoint: str) -> LanguageStage:
+    stage = load(StageConfig("language", DATA / "tiny" / checkpoint), lambda step, fraction: None)
+    stage.model.without_compilation()
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "run"), [("bf16", "stream_bf16_seed0_prompt"), ("q4", "stream_q4_seed0_prompt")]
+)
+def test_compiled_steps_equal_plain_ones(checkpoint, run, rows):
+    outcomes = []
+    for stage in (stage_of(checkpoint), plain_stage(checkpoint)):
+        stage.prompt_states.clear()
+        rows.clear()
+        session, _ = stage.open(OpenSession(system_prompt="be concise"))
+        session.prefill()
+        emit = feed(session, golden(run)[1]["projected"])
+        outcomes.append((ids(emit), as_float32([hidden for _, hidden in rows])))
+    assert outcomes[0][0] == outcomes[1][0]
+    np.testing.assert_allclose(outcomes[0][1], outcomes[1][1], atol=1e-5)
+
+
+def test_without_a_compiler_steps_are_plain(monkeypatch, caplog):
+    def raising_compile(function):
+        def raise_when_run(*inputs):
+            raise RuntimeError("[Compile::eval_cpu] Failed to compile function X\nwith this code")
+
+        return raise_when_run
+
+    monkeypatch.setattr(mx, "compile", raising_compile)
+    stage = load(StageConfig("language", DATA / "tiny" / "bf16"), lambda step, fraction: None)
+    stage.warm_up()
+    assert [record.getMessage() for record in caplog.records] == [
+        "language: steps are not compiled, each takes longer: [Compile::eval_cpu] Failed to compile function X"
+    ]
+    info, arrays = golden("stream_bf16_seed0_prompt")
+    session, _ = stage.open(OpenSession(system_prompt="be concise"))
+    session.prefill()
+    emit = feed(session, arrays["projected"][:, :8])
     assert [t for t, _ in ids(emit)] == arrays["text_ids"][info["prompt_positions"] :][:8].tolist()
+
+
+def test_nothing_is_traced_after_warm_up(monkeypatch):
+    stage = load(StageConfig("language", DATA / "tiny" / "bf16"), lambda step, fraction: None)
+    stage.warm_up()
+    monkeypatch.setattr(ssm, "step", None)  # tracing would call it
+    row = mx.zeros((1, 1, stage.config.hidden_size))
+    for request in (
+        OpenSession(system_prompt="be concise"),
+        OpenSession(),
+        OpenSession(system_prompt="x", offline=True),
+    ):
+        session, _ = stage.open(request)
+        session.prefill()
+        for _ in range(3 if request.system_prompt else KV_ROWS + 3):
+            session.advance(row)
 
 
 def test_special_ids_leave_no_text():
@@ -234,40 +373,49 @@ def test_prompt_ids_beyond_the_vocabulary_are_refused():
 
 
 # ------------------------------------------------------------------------------------------------ parts
-def kv_row(value: float, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
-    return mx.full((1, 2, 1, 4), value, dtype), mx.full((1, 2, 1, 4), -value, dtype)
+def test_caches_keep_the_dtypes_of_a_prompt_until_a_multiple_of_256():
+    stage = stage_of("bf16")
+    caches = Caches.empty(stage.config, mx.bfloat16)
+    attention = stage.config.hybrid_override_pattern.index("*")
+    narrow, wide = (mx.random.normal((1, 1, stage.config.hidden_size), key=mx.random.key(1)).astype(dtype)
+                    for dtype in (mx.bfloat16, mx.float32))  # fmt: skip
+    seen = []
+    for position in range(2 * KV_ROWS + 2):
+        ids, hidden = stage.model.step(narrow if position < 3 else wide, stage.no_ids, caches)
+        mx.eval(ids, caches.blocks)
+        (buffer,), raw = caches.blocks[attention], caches.blocks[0][:-1]
+        assert hidden.dtype == (mx.bfloat16 if position < 3 else mx.float32)
+        assert {row.dtype for row in raw} == {hidden.dtype}
+        assert caches.blocks[0][-1].dtype == mx.float32
+        seen.append((buffer.dtype, buffer.shape[2]))
+    assert seen == (
+        [(mx.bfloat16, KV_ROWS)] * KV_ROWS + [(mx.float32, 2 * KV_ROWS)] * KV_ROWS + [(mx.float32, 4 * KV_ROWS)] * 2
+    )
+    rounded = buffer.astype(mx.bfloat16) == buffer
+    assert mx.all(rounded[:, :, :KV_ROWS]).item()  # rounded for good
+    assert not mx.all(rounded[:, :, KV_ROWS : 2 * KV_ROWS]).item()
+    assert mx.all(buffer[:, :, caches.length :] == 0).item()
 
 
-def test_kv_buffer_keeps_the_dtype_of_its_first_row_until_it_grows():
-    cache = KVCache()
-    for _ in range(3):
-        cache = cache.extend(*kv_row(1.0, mx.bfloat16))
-    for length in range(3, KV_STEP + 2):
-        cache = cache.extend(*kv_row(1.001, mx.float32))
-        assert cache.keys.dtype == (mx.bfloat16 if length < KV_STEP else mx.float32)
-        assert cache.keys.shape[2] == (KV_STEP if length < KV_STEP else 2 * KV_STEP)
-        mx.eval(cache)
-    keys, values = cache.filled()
-    assert keys.shape == (1, 2, KV_STEP + 2, 4)
-    column = np.array(keys[0, 0, :, 0])
-    assert column[KV_STEP - 1] == 1.0  # rounded to bfloat16 for good
-    assert column[KV_STEP] == np.float32(1.001)
-    np.testing.assert_array_equal(np.array(values), -np.array(keys))
-
-
-def test_kv_step_does_not_copy_the_buffer():
-    big = mx.zeros((1, 2, 1 << 16, 16))
-    cache = KVCache(big, mx.zeros(big.shape), 1)
-    size = big.nbytes
-    del big
-    mx.eval(cache)
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    for _ in range(5):
-        cache = cache.extend(mx.ones((1, 2, 1, 16)), mx.ones((1, 2, 1, 16)))
-        mx.eval(cache)
-    assert mx.get_peak_memory() - before < size / 8
-    assert cache.length == 6
+def test_a_step_does_not_copy_the_buffers():
+    stage = stage_of("bf16")
+    caches = Caches.empty(stage.config, mx.float32)
+    row = mx.zeros((1, 1, stage.config.hidden_size))
+    for _ in range(8):
+        caches.length = caches.rows
+        caches.make_ready(mx.float32)
+    mx.eval(caches.blocks)
+    size = sum(block[0].nbytes for block in caches.blocks if len(block) == 1)
+    assert size > 20 << 20
+    ids = stage.no_ids
+    for peak_of in range(4):
+        ids, _ = stage.model.step(row, ids, caches)
+        mx.eval(ids, caches.blocks)
+        if peak_of == 0:  # the first traces
+            mx.reset_peak_memory()
+            before = mx.get_active_memory()
+    # Scores and mask are of the buffers' length, keys and values are not.
+    assert mx.get_peak_memory() - before < size / 4
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(mx.float32, 1e-5), (mx.bfloat16, 3e-2)])
@@ -287,18 +435,44 @@ def test_state_space_in_blocks_equals_the_recurrence(dtype, tolerance):
     assert scanned.dtype == dtype
     np.testing.assert_allclose(np.array(scanned.astype(mx.float32)), wanted, atol=tolerance * np.abs(wanted).max())
 
-    state, stepped = mx.zeros((1, heads, size, columns)), []
+    grouped = (groups, heads // groups)
+    state, stepped = mx.zeros((1, *grouped, size, columns)), []
+    by_group = [array.reshape(*grouped, 1) for array in (decay, skip)]
     for t in range(positions):
-        now = slice(t, t + 1)
-        y, state = ssm.step(x[:, now], dt[:, now], decay, b[:, now], c[:, now], skip, state)
+        inputs = x[:, t].reshape(1, *grouped, size), dt[:, t].reshape(1, *grouped, 1), by_group[0], b[:, t], c[:, t]
+        y, state = ssm.step(*inputs, by_group[1], state)
         mx.eval(y, state)
-        stepped.append(y)
+        stepped.append(y.reshape(1, 1, heads, size))
     assert state.dtype == mx.float32
     np.testing.assert_allclose(as_float32(stepped), wanted, atol=tolerance * np.abs(wanted).max())
 
     first = slice(0, 1)
     alone = ssm.scan(x[:, first], dt[:, first], decay, b[:, first], c[:, first], skip)
-    assert mx.array_equal(alone, stepped[0])  # one position: the same bits either way
+    np.testing.assert_allclose(as_float32([alone]), as_float32(stepped[:1]), rtol=1e-5 if dtype == mx.float32 else 1e-2)
+
+
+@pytest.mark.skipif(not ssm_kernel.available(), reason="no CUDA device")
+def test_kernel_equals_portable_step():
+    """Sizes that fill neither a warp nor a block's share of rows."""
+    config = replace(
+        stage_of("bf16").config, mamba_num_heads=6, mamba_head_dim=19, ssm_state_size=40, conv_kernel=3,
+        time_step_limit=(0.1, 0.9),
+    )  # fmt: skip
+    rng = np.random.default_rng(2)
+    stored = LanguageParameters(config)
+    stored.update(tree_map(lambda a: mx.array(rng.normal(size=a.shape).astype(np.float32)), stored.parameters()))
+    merge(stored)
+    mixer = MambaMixer(config, stored.llm.layers[0].mixer, Precision(mx.float32, True))
+    assert mixer._fused is not None
+    state = mx.array(rng.normal(size=(1, config.n_groups, 3, 19, 40)).astype(np.float32))
+    block = (*(mx.array(rng.normal(size=(1, 1, config.conv_size)).astype(np.float32)) for _ in range(2)), state)
+    h = mx.array(rng.normal(size=(1, 1, config.hidden_size)).astype(np.float32))
+    fused, after = mixer.step(h, block, None, None)
+    mixer._fused = None
+    wanted, wanted_after = mixer.step(h, block, None, None)
+    np.testing.assert_allclose(np.array(fused), np.array(wanted), atol=5e-2)  # products may be in TF32
+    for array, wanted_array in zip(after, wanted_after, strict=True):
+        np.testing.assert_allclose(np.array(array), np.array(wanted_array), rtol=1e-4, atol=1e-4)
 
 
 def recurrence(x, dt, decay, b, c, skip) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Nemotron-H beside the peer's, on random tiny networks: same floats bit for bit on the CPU, same ids."""
+"""Nemotron-H beside the peer's, on random tiny networks: same ids, and floats that differ in their last bits at most."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
+from vcpipe.actors.language.cache import Caches
 from vcpipe.actors.language.config import LanguageConfig
-from vcpipe.actors.language.nemotron_h import LanguageModel
+from vcpipe.actors.language.model import LanguageModel
+from vcpipe.actors.language.parameters import LanguageParameters
 
 pytestmark = [
     pytest.mark.parity,
@@ -56,17 +58,16 @@ def make_pair(
     config = pytest.importorskip("mlx_vlm.models.nemotron_h.config")
     language = pytest.importorskip("mlx_vlm.models.nemotron_h.language")
     sizes = SIZES | {"hybrid_override_pattern": pattern} | sizes
-    ours = LanguageModel(
-        LanguageConfig(
-            **sizes,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=PAD,
-            silence_token_id=11,
-            function_channel_weight=2.0,
-            default_system_prompt="",
-        )
+    our_config = LanguageConfig(
+        **sizes,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=PAD,
+        silence_token_id=11,
+        function_channel_weight=2.0,
+        default_system_prompt="",
     )
+    ours = LanguageParameters(our_config)
     rng = np.random.default_rng(len(pattern) + bits)
     weights = []
     for name, value in tree_flatten(ours.parameters()):
@@ -94,7 +95,7 @@ def make_pair(
         if bits:
             nn.quantize(model, group_size=64, bits=bits, class_predicate=lambda _, m: hasattr(m, "to_quantized"))
     assert dict(tree_flatten(peer.parameters())).keys() == dict(tree_flatten(ours.parameters())).keys()
-    return peer, ours
+    return peer, LanguageModel(our_config, ours)
 
 
 def peer_caches(pattern: str) -> list:
@@ -128,29 +129,36 @@ def timeline(rng: np.random.Generator, peer: nn.Module, prompt: int, frames: int
 )
 def test_cached_steps(pattern, prompt, frames, options):
     peer, ours = make_pair(pattern, **options)
-    theirs, mine = peer_caches(pattern), ours.llm.empty_caches()
+    ours.without_compilation()  # which is compared elsewhere; here it would cost a kernel a size
+    rows = timeline(np.random.default_rng(5), peer, prompt, frames)
+    theirs, mine = peer_caches(pattern), Caches.empty(ours.config, rows[0].dtype)
     previous = (PAD, PAD)
-    for t, row in enumerate(timeline(np.random.default_rng(5), peer, prompt, frames)):
+    for t, row in enumerate(rows):
         x = peer_fuse(peer, row, *previous)
-        assert mx.array_equal(ours.fuse(row, *previous), x)
         wanted = peer.llm(inputs_embeds=x, cache=theirs)
-        hidden, mine = ours.llm.step(x, mine)
-        mx.eval(hidden, mine, wanted)
+        ids, hidden = ours.step(row, mx.array(previous), mine)
+        mx.eval(ids, hidden, mine.blocks, wanted)
         assert hidden.dtype == wanted.dtype
-        assert mx.array_equal(hidden, wanted), f"position {t}"
+        np.testing.assert_allclose(np.array(hidden.astype(mx.float32)), np.array(wanted.astype(mx.float32)), atol=1e-4)
         if t < prompt:
             continue
-        previous = tuple(ours.next_ids(hidden).tolist())
+        previous = tuple(ids.tolist())
         assert previous == tuple(int(mx.argmax(head(wanted)[:, -1])) for head in (peer.lm_head, peer.function_head))
-    mine, theirs = ([cache for cache in caches if hasattr(cache, "keys")] for caches in (mine, theirs))
-    for kv, reference in zip(mine, theirs, strict=True):
-        assert kv.keys.dtype == reference.keys.dtype
-        assert kv.keys.shape == reference.keys.shape
+    buffers = [block[0] for letter, block in zip(pattern, mine.blocks, strict=True) if letter == "*"]
+    references = [cache for cache in theirs if hasattr(cache, "keys")]
+    for buffer, reference in zip(buffers, references, strict=True):
+        assert buffer.dtype == reference.keys.dtype
+        held = mx.concatenate([reference.keys, reference.values], axis=1)
+        filled = (slice(None), slice(None), slice(mine.length))
+        assert mx.allclose(buffer[filled], held[filled], rtol=1e-2)  # one bit of bfloat16 either way
 
 
 @pytest.mark.parametrize("positions", [1, 2, 40, 300])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_all_positions_at_once(positions, dtype):
-    peer, ours = make_pair("M-*M")
-    x = mx.array(np.random.default_rng(positions).normal(size=(1, positions, SIZES["hidden_size"]))).astype(dtype)
-    assert mx.array_equal(ours.llm(x), peer.llm(inputs_embeds=x))
+    peer, ours = make_pair("M-*M", dtype=dtype)
+    x = mx.array(np.random.default_rng(positions).normal(size=(1, positions, SIZES["hidden_size"])).astype(np.float32))
+    ids, hidden = ours.over_history(x)
+    wanted = peer.llm(inputs_embeds=x)[:, -1:]
+    np.testing.assert_allclose(np.array(hidden), np.array(wanted), atol=1e-4)
+    assert ids.tolist() == [int(mx.argmax(head(wanted)[:, -1])) for head in (peer.lm_head, peer.function_head)]

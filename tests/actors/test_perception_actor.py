@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ import pytest
 import soundfile
 from collector import Collector
 
-from vcpipe.actors.perception.actor import CachedPerception, PerceptionStage, WindowPerception, load
+from vcpipe.actors.perception.actor import PerceptionStage, load
+from vcpipe.actors.perception.cache import EncoderStream, Positions
+from vcpipe.actors.perception.fastconformer import FastConformer
+from vcpipe.actors.perception.mel import MelStream
+from vcpipe.actors.perception.rnnt import GreedyDecoder, PredictionNetwork, Recogniser
 from vcpipe.actors.stage import StageConfig
 from vcpipe.schemas.errors import AudioInputError, ConfigError, FrameContractError
 from vcpipe.schemas.messages import OpenSession, PcmFrame, Projected
@@ -102,19 +107,42 @@ def test_streaming_session_equals_golden(run: str, stages: dict[str, PerceptionS
     assert collector.spans == ["perception", "rnnt"] * info["frames"]
 
 
+def test_no_frame_of_a_stream_is_traced_after_warm_up(
+    stages: dict[str, PerceptionStage], waveform: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trace(*arguments: Any) -> None:
+        raise AssertionError("traced")
+
+    monkeypatch.setattr(FastConformer, "step", trace)
+    monkeypatch.setattr(PredictionNetwork, "__call__", trace)
+    info, _ = golden(STREAMS[0])
+    assert transcript(stream(stages["bf16"], frames_of(waveform, info["frames"]))) == info["transcript"] != ""
+
+
+def test_uncompiled_steps_equal_golden(waveform: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine without a C++ compiler runs."""
+    monkeypatch.setattr(mx, "compile", lambda function: function)
+    stage = load(StageConfig("perception", DATA / "tiny" / "bf16"), lambda step, fraction: None)
+    stage.warm_up()
+    info, arrays = golden(STREAMS[0])
+    collector = stream(stage, frames_of(waveform, info["frames"]))
+    np.testing.assert_allclose(sent_frames(collector), arrays["projected"], atol=TOLERANCE, rtol=0)
+    assert transcript(collector) == info["transcript"]
+
+
 @pytest.mark.parametrize("run", STREAMS)
 def test_inside_of_a_stream_equals_golden(run: str, stages: dict[str, PerceptionStage], waveform: np.ndarray) -> None:
     info, arrays = golden(run)
     stage = stages[info["checkpoint"]]
-    perceive = WindowPerception(stage) if "nocache" in run else CachedPerception(stage)
-    mel_stream, decoder = stage.open_mel(lookahead_samples=FRAME), stage.open_decoder()
+    perceive = stage.open_window() if "nocache" in run else stage.open_cached()
+    mel_stream, decoder = MelStream(stage.log_mel, lookahead_samples=FRAME), GreedyDecoder(stage.transducer)
     mel, encoded, tokens = [], [], []
     for samples in frames_of(waveform, info["frames"]):
         mel.append(np.array(mel_stream.push(samples)))
-        frame = perceive(samples)[1]
-        encoded.append(np.array(frame))
-        tokens += [token for token in decoder.step(frame) if stage.pieces.text(token) is not None]
-    np.testing.assert_allclose(np.concatenate(encoded, axis=1), arrays["encoded"], atol=TOLERANCE, rtol=0)
+        heard = perceive(samples, decoder.from_prediction)
+        encoded.append(np.array(heard.encoded))
+        tokens += [token for token in decoder.step(heard.scored) if stage.pieces.text(token) is not None]
+    np.testing.assert_allclose(np.concatenate(encoded)[None], arrays["encoded"], atol=TOLERANCE, rtol=0)
     if "mel" in arrays:
         np.testing.assert_allclose(np.concatenate(mel, axis=1), arrays["mel"], atol=TOLERANCE, rtol=0)
     assert tokens == info["rnnt_tokens"]
@@ -150,9 +178,9 @@ def test_flushed_stream_of_any_chunking_equals_offline(
 ) -> None:
     """The pieces of a transcription session: minimal look-ahead, both streams flushed, the tail decoded."""
     stage, clip = stages["bf16"], waveform[:8100]
-    whole = np.array(stage.perceive_whole(clip)[1])
+    whole, positions = np.array(stage.perceive_whole(clip)[1]), Positions(stage.config.encoder)
     for chunk in (8100, 1280, 700, 90):
-        mel_stream, encoder, encoded = stage.open_mel(), stage.open_encoder(), []
+        mel_stream, encoder, encoded = MelStream(stage.log_mel), EncoderStream(stage.perception.encoder, positions), []
         for start in range(0, clip.size, chunk):
             final = start + chunk >= clip.size
             frames = encoder.push(mel_stream.push(clip[start : start + chunk], final=final), final=final)
@@ -201,11 +229,8 @@ def test_offline_refuses_max_frames_below_2_and_input_below_172_samples(stages: 
 
 
 def test_no_transcript_without_a_vocabulary(stages: dict[str, PerceptionStage], waveform: np.ndarray) -> None:
-    import dataclasses
-
-    stage = stages["bf16"]
-    mute = dataclasses.replace(stage.config, rnnt=dataclasses.replace(stage.config.rnnt, pieces=()))
-    silent_stage = PerceptionStage(mute, stage.networks, [])
+    silent_stage = load(StageConfig("perception", DATA / "tiny" / "bf16"), lambda step, fraction: None)
+    silent_stage.transducer.config = dataclasses.replace(silent_stage.config.rnnt, pieces=())
     streamed = stream(silent_stage, frames_of(waveform, 3))
     assert len(streamed.sent) == 3 and not streamed.reported and "rnnt" not in streamed.spans
     assert not offline(silent_stage, waveform, 5000).reported
@@ -228,13 +253,12 @@ def test_interleaved_sessions_equal_sessions_alone(stages: dict[str, PerceptionS
 
 def test_session_holds_the_same_memory_after_200_frames(stages: dict[str, PerceptionStage]) -> None:
     stage = stages["bf16"]
-    perceive, recogniser = CachedPerception(stage), stage.open_recogniser()
-    assert recogniser is not None
+    perceive, recogniser = stage.open_cached(), Recogniser(stage.transducer, stage.pieces)
     rng = np.random.default_rng(3)
     sizes, memory = [], []
     for _ in range(200):
-        recogniser.step(perceive(rng.normal(0, 0.1, FRAME).astype(np.float32))[1])
+        recogniser.step(perceive(rng.normal(0, 0.1, FRAME).astype(np.float32), recogniser.from_prediction).scored)
         sizes.append(perceive.state_bytes)
         memory.append(mx.get_active_memory())
-    assert len(set(sizes[3:])) == 1
+    assert len(set(sizes[1:])) == 1
     assert max(memory[100:]) <= max(memory[20:100])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from vcpipe.actors.perception import cache
-from vcpipe.actors.perception.cache import EncoderStream, encode_whole
+from vcpipe.actors.perception.cache import EncoderStream, Positions, encode_whole
 from vcpipe.actors.perception.config import EncoderConfig, PerceptionConfig, RnntConfig
 from vcpipe.actors.perception.fastconformer import (
     FastConformer,
@@ -19,7 +21,7 @@ from vcpipe.actors.perception.fastconformer import (
     subsampled_length,
     window_mask,
 )
-from vcpipe.actors.perception.rnnt import GreedyDecoder, JointNetwork, LstmLayer, PredictionNetwork, Recogniser
+from vcpipe.actors.perception.rnnt import GreedyDecoder, JointNetwork, PredictionNetwork, Recogniser, Transducer
 from vcpipe.actors.perception.transcript import PieceTable, TranscriptText
 from vcpipe.schemas.errors import ConfigError, SessionClosedError
 
@@ -45,7 +47,12 @@ def randomise(module: nn.Module, seed: int = 0) -> None:
 def encoder() -> FastConformer:
     network = FastConformer(TINY)
     randomise(network)
+    network.prepare()
     return network
+
+
+def open_stream(encoder: FastConformer) -> EncoderStream:
+    return EncoderStream(encoder, Positions(encoder.config))
 
 
 def mel_frames(count: int) -> mx.array:
@@ -106,12 +113,14 @@ def test_attention_equals_formula() -> None:
             mixed[i, h] = (share / share.sum()) @ v[visible, h]
     expected = mixed.reshape(frames, -1) @ weights["linear_out.weight"].T
 
-    window = mx.zeros((1, heads, left, dim))
+    attention.prepare()
+    window = mx.zeros((1, 2 * heads, left, dim))
     positions = attention.project_positions(sinusoids(left + frames - 1, 1 - frames, TINY.d_model))
     mask = window_mask(frames, left, 0)
-    output, keys, _ = attention(mx.array(x)[None], window, window, positions, mask)
+    output, window = attention(mx.array(x)[None], window, positions, mask)
     np.testing.assert_allclose(np.array(output[0]), expected, atol=1e-5)
-    np.testing.assert_allclose(np.array(keys[0]), k[-left:].transpose(1, 0, 2), atol=1e-5)
+    kept = np.concatenate([k[-left:], v[-left:]], axis=1).transpose(1, 0, 2)
+    np.testing.assert_allclose(np.array(window[0]), kept, atol=1e-5)
 
 
 def test_window_mask_hides_the_future_the_far_past_and_what_never_was() -> None:
@@ -125,13 +134,13 @@ def test_streamed_encoder_matches_offline_chunked_limited(encoder: FastConformer
     mel = mel_frames(64)
     whole = encode_whole(encoder, mel)
     assert whole.shape == (1, 9, TINY.d_model)
-    stream = EncoderStream(encoder)
+    stream = open_stream(encoder)
     live = [stream.push(mel[:, :1], emit_partial=True)]
     live += [stream.push(mel[:, start : start + 8], emit_partial=True) for start in range(1, 57, 8)]
     assert [frames.shape[1] for frames in live] == [1] * 8
     assert difference(mx.concatenate(live, axis=1), whole[:, :8]) < 1e-5
     for portions in ([8] * 8, [64], [1] * 64, [5, 30, 0, 13, 16]):
-        stream, outputs, start = EncoderStream(encoder), [], 0
+        stream, outputs, start = open_stream(encoder), [], 0
         for portion in portions:
             outputs.append(stream.push(mel[:, start : start + portion]))
             start += portion
@@ -140,11 +149,10 @@ def test_streamed_encoder_matches_offline_chunked_limited(encoder: FastConformer
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 50, 61, 64, 65])
-@pytest.mark.parametrize("chunk_frames", [1, 3])
-def test_final_push_emits_every_frame_begun(encoder: FastConformer, length: int, chunk_frames: int) -> None:
+def test_final_push_emits_every_frame_begun(encoder: FastConformer, length: int) -> None:
     """Also where the tail holds two frames: neither sees the other's future."""
     mel = mel_frames(length)
-    stream = EncoderStream(encoder, chunk_frames=chunk_frames)
+    stream = open_stream(encoder)
     half = length // 2
     streamed = mx.concatenate([stream.push(mel[:, :half]), stream.push(mel[:, half:], final=True)], axis=1)
     assert difference(streamed, encode_whole(encoder, mel)) < 1e-5
@@ -153,7 +161,7 @@ def test_final_push_emits_every_frame_begun(encoder: FastConformer, length: int,
 
 
 def test_push_of_eight_mel_frames_emits_one_encoder_frame(encoder: FastConformer) -> None:
-    stream = EncoderStream(encoder)
+    stream = open_stream(encoder)
     assert stream.push(mel_frames(8)).shape == (1, 1, TINY.d_model)
     assert stream.push(mel_frames(7)).shape == (1, 0, TINY.d_model)
     assert stream.push(mel_frames(1)).shape == (1, 1, TINY.d_model)
@@ -169,14 +177,14 @@ def test_long_waveforms_are_encoded_in_chunks_alike(encoder: FastConformer, monk
 
 def test_streams_of_one_encoder_do_not_meet(encoder: FastConformer) -> None:
     def run(seeds: list[int], other: EncoderStream | None) -> mx.array:
-        stream, outputs = EncoderStream(encoder), []
+        stream, outputs = open_stream(encoder), []
         for seed in seeds:
             outputs.append(stream.push(mel_frames(8 * seed)))
             if other is not None:
                 other.push(mel_frames(8))
         return mx.concatenate(outputs, axis=1)
 
-    assert difference(run([1, 2, 3], None), run([1, 2, 3], EncoderStream(encoder))) == 0
+    assert difference(run([1, 2, 3], None), run([1, 2, 3], open_stream(encoder))) == 0
 
 
 # ------------------------------------------------------------------------------------------------ RNN-T
@@ -194,79 +202,85 @@ RNNT = RnntConfig(
 )
 
 
-def test_lstm_equals_formula() -> None:
-    layer = LstmLayer(5, 4)
-    randomise(layer, 3)
-    rng = np.random.default_rng(4)
-    wx, wh, bias = (np.array(layer[name], dtype=np.float64) for name in ("Wx", "Wh", "bias"))
-    h, c, state = np.zeros(4), np.zeros(4), None
-
-    def sigmoid(x: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-x))
-
-    for _ in range(4):
-        x = rng.normal(size=5).astype(np.float32)
-        i, f, g, o = np.split(wx @ x + wh @ h + bias, 4)
-        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-        h = sigmoid(o) * np.tanh(c)
-        state = layer(mx.array(x)[None, None], state)
-        np.testing.assert_allclose(np.array(state[0])[0, 0], h, atol=1e-6)
-        np.testing.assert_allclose(np.array(state[1])[0, 0], c, atol=1e-6)
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
 
 
-def random_rnnt(seed: int) -> tuple[PredictionNetwork, JointNetwork]:
+def test_prediction_equals_formula() -> None:
+    """Two LSTM layers over pieces, after no piece at all: gates in the order input, forget, cell, output."""
+    network = PredictionNetwork(RNNT)
+    randomise(network, 3)
+    weights = {name: np.array(array, dtype=np.float64) for name, array in tree_flatten(network.parameters())}
+    network.prepare()
+    h, c, states = np.zeros((2, 6)), np.zeros((2, 6)), network.empty_states()
+    for token in (network.none, 3, 3, 0, 6):
+        x = np.zeros(6) if token == network.none else weights["prediction.embed.weight"][token]
+        for layer in range(2):
+            wx, wh, bias = (weights[f"prediction.dec_rnn.lstm.{layer}.{name}"] for name in ("Wx", "Wh", "bias"))
+            i, f, g, o = np.split(wx @ x + wh @ h[layer] + bias, 4)
+            c[layer] = sigmoid(f) * c[layer] + sigmoid(i) * np.tanh(g)
+            x = h[layer] = sigmoid(o) * np.tanh(c[layer])
+        states = network(mx.array([token]), states)
+        np.testing.assert_allclose(np.concatenate([np.array(hidden) for hidden, _ in states]), h, atol=1e-6)
+        np.testing.assert_allclose(np.concatenate([np.array(cell) for _, cell in states]), c, atol=1e-6)
+
+
+def random_transducer(seed: int) -> Transducer:
     predictor, joint = PredictionNetwork(RNNT), JointNetwork(RNNT)
     randomise(predictor, seed)
     randomise(joint, seed + 1)
     # Blank, pieces in between and the symbol cap must all occur.
     joint.joint_net[2].bias = joint.joint_net[2].bias + mx.array([0.0] * 7 + [0.8])
-    return predictor, joint
+    predictor.prepare()
+    return Transducer(predictor, joint, RNNT)
+
+
+def random_frames(count: int) -> list[mx.array]:
+    return [mx.array(frame) for frame in np.random.default_rng(6).normal(0, 2, (count, 1, 8)).astype(np.float32)]
 
 
 def test_greedy_decoder_equals_search_without_a_kept_prediction() -> None:
-    predictor, joint = random_rnnt(5)
-    frames = mx.array(np.random.default_rng(6).normal(0, 2, (1, 60, 8)).astype(np.float32))
-    decoder = GreedyDecoder(predictor, joint, RNNT)
-    counts, last, states = [], None, None
-    for index in range(60):
-        encoded, expected = frames[:, index : index + 1], []
+    transducer = random_transducer(5)
+    decoder = GreedyDecoder(transducer)
+    counts, emitted = [], []
+    for frame in random_frames(25):
+        expected = []
         while len(expected) < RNNT.max_symbols:
-            proposed = predictor(last, states)
-            token = int(mx.argmax(joint(joint.enc(encoded), joint.pred(proposed[-1][0]))))
+            states, from_prediction = transducer.start
+            for token in emitted:
+                states, from_prediction, _ = transducer.advance(mx.array([token], mx.uint32), states, mx.zeros((1, 10)))
+            token = int(transducer.score(frame, from_prediction)[1])
             if token == RNNT.blank_id:
                 break
-            last, states = token, proposed
+            emitted = [*emitted, token]
             expected.append(token)
-        assert decoder.step(encoded) == expected
+        assert decoder.step(transducer.score(frame, decoder.from_prediction)) == expected
         counts.append(len(expected))
     assert {0, RNNT.max_symbols} <= set(counts)
 
 
-def test_prediction_network_runs_once_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    predictor, joint = random_rnnt(5)
-    calls = []
-    run = PredictionNetwork.__call__
+def test_a_frame_without_a_piece_needs_nothing_but_its_score() -> None:
+    transducer = random_transducer(5)
+    calls, advance = [], transducer.advance
 
-    def counting(self: PredictionNetwork, *args: object) -> object:
-        calls.append(args)
-        return run(self, *args)  # type: ignore[arg-type]
+    def counting(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return advance(*arguments)
 
-    monkeypatch.setattr(PredictionNetwork, "__call__", counting)
-    decoder = GreedyDecoder(predictor, joint, RNNT)
-    frames = np.random.default_rng(6).normal(0, 2, (40, 1, 1, 8)).astype(np.float32)
-    pieces = sum(len(decoder.step(mx.array(frame))) for frame in frames)
-    assert pieces <= len(calls) <= pieces + 1
+    transducer.advance = counting
+    decoder = GreedyDecoder(transducer)
+    pieces = sum(len(decoder.step(transducer.score(frame, decoder.from_prediction))) for frame in random_frames(40))
+    assert len(calls) == pieces > 0
 
 
-def test_joint_evaluations_can_be_counted_out_one_by_one() -> None:
+def test_pieces_can_be_counted_out_one_by_one() -> None:
     """What a bounded step of a transcription session needs: the budget may end within a frame."""
-    predictor, joint = random_rnnt(5)
-    frames = np.random.default_rng(6).normal(0, 2, (30, 1, 1, 8)).astype(np.float32)
-    whole, portioned = GreedyDecoder(predictor, joint, RNNT), GreedyDecoder(predictor, joint, RNNT)
-    expected = [token for frame in frames for token in whole.step(mx.array(frame))]
-    tokens = []
-    for frame in frames:
-        portioned.begin(mx.array(frame))
+    transducer = random_transducer(5)
+    whole, portioned = GreedyDecoder(transducer), GreedyDecoder(transducer)
+    expected, tokens = [], []
+    for frame in random_frames(30):
+        expected += whole.step(transducer.score(frame, whole.from_prediction))
+        portioned.begin(transducer.score(frame, portioned.from_prediction))
         while not portioned.finished:
             token = portioned.evaluate()
             tokens += [] if token is None else [token]
@@ -293,14 +307,13 @@ def test_special_pieces_and_language_tags_are_dropped_and_unknown_ids_spell_noth
 
 
 def test_recogniser_reports_frames_that_kept_a_piece() -> None:
-    predictor, joint = random_rnnt(5)
-    decoder, spied = GreedyDecoder(predictor, joint, RNNT), GreedyDecoder(predictor, joint, RNNT)
-    table = PieceTable(PIECES)
-    recogniser = Recogniser(decoder, table)
+    transducer, table = random_transducer(5), PieceTable(PIECES)
+    spied, recogniser = GreedyDecoder(transducer), Recogniser(transducer, table)
     seen = set()
-    for frame in np.random.default_rng(6).normal(0, 2, (80, 1, 1, 8)).astype(np.float32):
-        kept = [token for token in spied.step(mx.array(frame)) if table.text(token) is not None]
-        delta = recogniser.step(mx.array(frame))
+    for frame in random_frames(80):
+        scored = transducer.score(frame, spied.from_prediction)
+        kept = [token for token in spied.step(scored) if table.text(token) is not None]
+        delta = recogniser.recognise(frame)
         assert (delta is not None) == bool(kept)
         seen.add(type(delta))
     assert seen == {str, type(None)}

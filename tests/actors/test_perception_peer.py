@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from vcpipe.actors.perception.cache import EncoderStream, encode_whole
+from vcpipe.actors.perception.cache import EncoderStream, Positions, encode_whole
 from vcpipe.actors.perception.config import EncoderConfig, MelConfig, RnntConfig
 from vcpipe.actors.perception.fastconformer import FastConformer
 from vcpipe.actors.perception.mel import LogMel, MelStream
-from vcpipe.actors.perception.rnnt import GreedyDecoder, JointNetwork, PredictionNetwork
+from vcpipe.actors.perception.rnnt import GreedyDecoder, JointNetwork, PredictionNetwork, Transducer
 
 pytestmark = pytest.mark.parity
 
@@ -76,6 +76,7 @@ def test_encoder(sizes: dict[str, int]) -> None:
     context = [sizes["left_context"], 0]
     theirs = conformer.Conformer(peer_config.ConformerArgs(**args, att_context_size=[context]))
     copy_weights(theirs, ours)
+    ours.prepare()
     mel = mx.array(noise(1, 8 * 20 + 1, 20) * 10)
     expected = np.array(theirs(mel, att_context_size=context)[0])
     np.testing.assert_allclose(np.array(encode_whole(ours, mel)), expected, atol=1e-5)
@@ -85,7 +86,7 @@ def test_encoder(sizes: dict[str, int]) -> None:
         return
     for pushes, options in (([1] + [8] * 20, {"emit_partial": True}), ([7] + [8] * 19, {}), ([30, 3, 50, 77], {})):
         peer_stream = streaming.ConformerStreamingState(theirs, chunk_frames=1, att_context_size=context)
-        stream, start = EncoderStream(ours), 0
+        stream, start = EncoderStream(ours, Positions(ours.config)), 0
         for size in pushes:
             chunks = peer_stream.push(mel[:, start : start + size], **options)
             encoded = stream.push(mel[:, start : start + size], **options)
@@ -121,7 +122,9 @@ def test_rnnt(dtype: mx.Dtype, layers: int, seed: int) -> None:
     copy_weights(decoder, predictor, dtype)
     copy_weights(joint, our_joint, dtype)
     our_joint.set_dtype(mx.float32)  # as the stage does
-    ours = GreedyDecoder(predictor, our_joint, config)
+    predictor.prepare()
+    transducer = Transducer(predictor, our_joint, config)
+    ours = GreedyDecoder(transducer)
     last, hidden, counts = blank, None, set()
     for frame in noise(50, 1, 1, 10) * 30:
         encoded, expected = mx.array(frame), []
@@ -133,6 +136,6 @@ def test_rnnt(dtype: mx.Dtype, layers: int, seed: int) -> None:
                 break
             last, hidden = best, tuple(value.astype(encoded.dtype) for value in proposed)
             expected.append(best)
-        assert ours.step(encoded) == expected
+        assert ours.step(transducer.score(encoded[0], ours.from_prediction)) == expected
         counts.add(len(expected))
     assert len(counts) > 1

@@ -82,6 +82,13 @@ def build(case: tuple) -> tuple[TtsConfig, TtsStage, Any, mx.array]:
     return config, TtsStage(decoder, Spelling(VOCABULARY, 6), TextIds(PAD, EOS), []), peer, latents
 
 
+def values_in(buffer: mx.array, config: TtsConfig) -> np.ndarray:
+    """Values (2, kv_heads, 20, D) in the first slots of a layer's buffer."""
+    halves = np.array(buffer)[2:, :: config.num_attention_heads // config.num_key_value_heads, :20]
+    halves = halves.reshape(*halves.shape[:-1], 2, -1)[..., : config.head_dim // 2]
+    return halves.reshape(*halves.shape[:-2], -1)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_whole_sessions_are_equal(case: tuple) -> None:
     config, stage, peer, latents = build(case)
@@ -105,8 +112,8 @@ def test_whole_sessions_are_equal(case: tuple) -> None:
 
     session, _ = stage.open(OpenSession(seed=99, prompt_positions=1, prompt_codes=silence))
     session.prefill()
-    codes = [stage.advance(session._state, text_id) for text_id in text_ids]
+    codes = [stage.advance(session.state, text_id) for text_id in text_ids]
     np.testing.assert_array_equal(np.stack(codes), np.stack(wanted))
-    np.testing.assert_array_equal(session._state.caches[-1][1][:, :, :20], cache[-1].values[:, :, :20])
+    np.testing.assert_allclose(values_in(session.state.caches[-1], config), cache[-1].values[:, :, :20], atol=1e-4)
     # A different path through the text gives different codes, so the comparison can fail.
     assert len({tuple(row) for row in wanted}) > 1

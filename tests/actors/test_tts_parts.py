@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,11 +11,12 @@ import pytest
 from mlx.utils import tree_map
 
 from vcpipe.actors.tts.backbone import Backbone
+from vcpipe.actors.tts.cache import CacheLayout
 from vcpipe.actors.tts.char_encoder import Spelling
 from vcpipe.actors.tts.codebooks import Codebooks
 from vcpipe.actors.tts.config import TtsConfig
-from vcpipe.actors.tts.layers import GemmaNorm, prepare_layers, widen_linears
-from vcpipe.actors.tts.mog import draw_component, keep_top_p
+from vcpipe.actors.tts.layers import GatedMlp, GemmaNorm, StackedMlp, dense_weight, prepare_layers
+from vcpipe.actors.tts.mog import draw_component, gumbel_max, keep_top_p
 from vcpipe.actors.tts.rng import next_key, session_key
 from vcpipe.schemas.errors import ConfigError
 
@@ -24,8 +25,9 @@ from vcpipe.schemas.errors import ConfigError
 def test_defaults_are_those_of_the_11b_checkpoint() -> None:
     config = TtsConfig.from_dict({"some_new_key": 1, "mog_head": {"another": 2}})
     assert config.codebooks_per_pass() == (1, 1, 3, 4, 22)
-    assert [i for i in range(28) if config.window_of(i) is None] == [5, 11, 17, 23]
-    assert config.window_of(0) == 7500
+    assert [i for i, window in enumerate(config.windows()) if window is None] == [5, 11, 17, 23]
+    assert config.windows()[0] == 7500
+    assert set(config.windows(history=3000)) == {3000} and set(config.windows(history=9000)) == {7500, 9000}
 
 
 @pytest.mark.parametrize("quantizers", [1, 2, 8, 31, 64])
@@ -105,10 +107,12 @@ def test_top_p_compares_the_mass_above_strictly() -> None:
 def test_components_are_drawn_by_their_probability_and_dropped_ones_never() -> None:
     probabilities = np.array([0.1, 0.2, 0.0, 0.7])
     logits = mx.broadcast_to(mx.log(mx.array(probabilities, mx.float32)), (20000, 4))
-    drawn = np.array(draw_component(logits, session_key(8)))
+    uniform = mx.random.uniform(shape=logits.shape, key=session_key(8))
+    drawn = np.array(gumbel_max(logits, uniform))[:, 0]
     shares = np.bincount(drawn, minlength=4) / len(drawn)
     assert shares[2] == 0
     np.testing.assert_allclose(shares, probabilities, atol=0.015)
+    assert all(draw_component(logits[:1, None], 0.6, numbers).item() == 3 for numbers in uniform[:20])
 
 
 # ------------------------------------------------------------------------------------------------ codebooks
@@ -134,11 +138,29 @@ def test_the_nearest_entry_wins_and_of_equals_the_first() -> None:
     rng = np.random.default_rng(6)
     for residual in [*rng.normal(size=(30, 8)).astype(np.float32), tables[2, 11]]:
         for q in range(5):
-            code, entry = codebooks.nearest(mx.array(residual)[None, None], q)
+            choice = codebooks.choose(codebooks.begin(mx.array(residual)[None, None], None), q, 1)
             distances = ((tables[q].astype(np.float64) - residual) ** 2).sum(-1)
-            assert code.item() == int(distances.argmin())
-            np.testing.assert_array_equal(np.array(entry)[0, 0], tables[q, code.item()])
-    assert codebooks.nearest(mx.array(tables[2, 11])[None, None], 2)[0].item() == 4
+            code = int(distances.argmin())
+            assert np.array(codebooks.codes_of(choice)).tolist() == [[[code * (column == q) for column in range(5)]]]
+            np.testing.assert_array_equal(np.array(codebooks.sum_of(choice))[0, 0], tables[q, code])
+    choice = codebooks.choose(codebooks.begin(mx.array(tables[2, 11])[None, None], None), 2, 1)
+    assert codebooks.codes_of(choice)[0, 0, 2] == 4
+
+
+def test_a_choice_takes_what_is_chosen_off_what_is_left() -> None:
+    tables = np.array(entries(mx.float32))
+    codebooks = Codebooks(mx.array(tables))
+    first, second = np.random.default_rng(9).normal(size=(2, 8)).astype(np.float32)
+    choice, codes, total, left = codebooks.begin(mx.array(first)[None, None], None), [], np.zeros(8, np.float32), first
+    for q in range(5):
+        if q == 2:  # the next pass has a residual of its own and keeps what was chosen
+            choice, left = codebooks.begin(mx.array(second)[None, None], choice), second
+        choice = codebooks.choose(choice, q, 1)
+        codes.append(int(((tables[q] - left) ** 2).sum(-1).argmin()))
+        left, total = left - tables[q, codes[-1]], total + tables[q, codes[-1]]
+    assert np.array(codebooks.codes_of(choice)).astype(int).tolist() == [[codes]]
+    np.testing.assert_array_equal(np.array(codebooks.sum_of(choice))[0, 0], total)
+    np.testing.assert_array_equal(codebooks.depth_sum(mx.array([[codes]])), codebooks.sum_of(choice))
 
 
 # ------------------------------------------------------------------------------------------------ text
@@ -155,61 +177,91 @@ def randomised(module: nn.Module, dtype: mx.Dtype) -> None:
     )
 
 
-@pytest.mark.parametrize("window", [20, 48, 400])
-def test_steps_equal_one_call_over_all_positions_past_every_growth_and_rotation(window: int) -> None:
-    config = TtsConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        sliding_window=window,
-        sliding_window_pattern=3,
-    )
-    backbone = Backbone(config)
+SMALL = TtsConfig(
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    sliding_window_pattern=3,
+)
+
+
+def small_backbone(window: int, history: int | None = None, head_width: int | None = None) -> Backbone:
+    backbone = Backbone(replace(SMALL, sliding_window=window), history, head_width)
     randomised(backbone, mx.float32)
     prepare_layers(backbone)
-    x = mx.array(np.random.default_rng(2).normal(size=(2, 270, 16)), mx.float32)
-    at_once = x
-    for layer in backbone.layers:
-        at_once, _ = layer.prefill(at_once)
-    at_once = np.array(backbone.norm(at_once))
-    hidden, caches = backbone.prefill(x[:, :37])
-    np.testing.assert_allclose(hidden, at_once[:, :37], atol=1e-4, rtol=0)
-    steps = []
-    for position in range(37, 270):
+    return backbone
+
+
+def stepped(backbone: Backbone, x: mx.array) -> tuple[np.ndarray, list[mx.array]]:
+    """Prefill of 37 and steps over the rest of x (2, T, H) -> hidden (2, T, H), caches."""
+    hidden, entries = backbone.prefill(x[:, :37].reshape(1, 74, -1))
+    caches = backbone.layout.open(entries)
+    step, rows = mx.compile(backbone.step), [np.array(hidden).reshape(2, 37, -1)]
+    for position in range(37, x.shape[1]):
         caches = backbone.layout.make_room(caches, position)
-        hidden, caches = backbone.step(x[:, position : position + 1], caches, backbone.layout.places(position))
+        slots = backbone.layout.slots(position)
+        hidden, caches = step(x[:, position].reshape(1, 2, -1), mx.array([position]), slots, caches)
         mx.eval(hidden, caches)
-        steps.append(np.array(hidden))
-    np.testing.assert_allclose(np.concatenate(steps, axis=1), at_once[:, 37:], atol=1e-4, rtol=0)
-    assert [keys.shape[2] for keys, _ in caches] == [min(window, 512), min(window, 512), 512]
+        rows.append(np.array(hidden).reshape(2, 1, -1))
+    return np.concatenate(rows, axis=1), caches
+
+
+def at_once(backbone: Backbone, x: mx.array) -> np.ndarray:
+    """The same in one call over all positions, with masks."""
+    hidden, _ = backbone.prefill(x.reshape(1, -1, x.shape[-1]))
+    return np.array(hidden).reshape(x.shape)
+
+
+@pytest.mark.parametrize(("window", "history"), [(20, None), (48, None), (400, None), (400, 45), (30, 60)])
+def test_steps_equal_one_call_past_every_growth_and_rotation(window: int, history: int | None) -> None:
+    backbone = small_backbone(window, history)
+    x = mx.array(np.random.default_rng(2).normal(size=(2, 270, 16)), mx.float32)
+    hidden, caches = stepped(backbone, x)
+    np.testing.assert_allclose(hidden, at_once(backbone, x), atol=1e-4, rtol=0)
+    local, everywhere = min(window, history or 512), min(history or 512, 512)
+    assert [buffer.shape[2] for buffer in caches] == [local, local, everywhere]
+
+
+def test_the_padding_of_heads_changes_nothing() -> None:
+    x = mx.array(np.random.default_rng(2).normal(size=(2, 60, 16)), mx.float32)
+    narrow, _ = stepped(small_backbone(48), x)
+    wide, caches = stepped(small_backbone(48, head_width=64), x)
+    assert caches[0].shape == (4, 4, 48, 64)
+    np.testing.assert_allclose(wide, narrow, atol=1e-5, rtol=0)
 
 
 def test_buffers_double_and_stop_at_the_window() -> None:
-    layout = Backbone(
-        TtsConfig(hidden_size=8, num_hidden_layers=2, sliding_window=700, sliding_window_pattern=2)
-    ).layout
-    caches = layout.store([(mx.zeros((2, 1, 37, 4)), mx.zeros((2, 1, 37, 4)))] * 2)
-    sizes = []
+    layout = CacheLayout([700, None], 37, mx.zeros((2, 1, 1, 1, 4)))
+    caches = layout.open([mx.ones((4, 1, 37, 4))] * 2)
+    sizes: list[tuple[int, ...]] = []
     for position in range(37, 1100):
         caches = layout.make_room(caches, position)
-        size = tuple(keys.shape[2] for keys, _ in caches)
+        size = tuple(buffer.shape[2] for buffer in caches)
         if not sizes or sizes[-1] != size:
             sizes.append(size)
     assert sizes == [(256, 256), (512, 512), (700, 1024), (700, 2048)]
-    assert all(after[1] == 2 * before[1] for before, after in pairwise(sizes))
+    held = layout.held(caches, 1100)
+    assert [entries.shape[2] for entries in held] == [700, 1100]
+    assert [buffer.shape[2] for buffer in layout.open(held)] == [700, 2048]
+    assert (np.array(layout.open(held)[1]).sum(axis=(0, 1, 3))[:37] == 16).all()
 
 
-def test_what_is_prepared_once_changes_no_bit() -> None:
-    norm, linear = GemmaNorm(64, 1e-6), nn.Linear(64, 32)
-    for module in (norm, linear):
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_prepared_once_changes_nothing_but_rounding(packed: bool) -> None:
+    norm, plain, stacked = GemmaNorm(64, 1e-6), GatedMlp(64, 128), StackedMlp(64, 128)
+    for module in (norm, plain, stacked):
         randomised(module, mx.bfloat16)
-    x = mx.array(np.random.default_rng(7).normal(size=(2, 1, 64)), mx.float32)
-    plain_norm, plain_linear = mx.fast.rms_norm(x, 1.0 + norm.weight, 1e-6), linear(x)
-    norm.prepare()
-    widen_linears(linear)
-    np.testing.assert_array_equal(norm(x), plain_norm)
-    np.testing.assert_array_equal(linear(x), plain_linear)
-    assert linear.weight.dtype == linear.bias.dtype == mx.float32 and norm.weight.dtype == mx.bfloat16
+    if packed:
+        for module in (plain, stacked):
+            nn.quantize(module, group_size=32, bits=8)
+    x = mx.array(np.random.default_rng(7).normal(size=(1, 2, 64)), mx.float32)
+    wanted_norm, wanted = mx.fast.rms_norm(x, 1.0 + norm.weight, 1e-6), plain(x)
+    weight = dense_weight(plain.up_proj)
+    assert weight.dtype == mx.float32 and weight.shape == (128, 64)
+    norm.prepare(), stacked.prepare()
+    np.testing.assert_array_equal(norm(x), wanted_norm)
+    np.testing.assert_allclose(stacked(x), wanted, atol=1e-5, rtol=1e-5)
+    assert not stacked.parameters()  # nothing is held twice

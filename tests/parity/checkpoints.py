@@ -73,7 +73,9 @@ def random_config(rng: np.random.Generator) -> dict[str, Any]:
     tts_heads, tts_kv_heads = pick((2, 2), (4, 2), (4, 1), (3, 3), (6, 2))
     tts_width, quantizers, codebook = pick(24, 32, 40), pick(3, 8, 17, 31), pick(16, 32, 50)
     tts_layers, tts_pattern = pick((1, 1), (2, 1), (2, 2), (3, 2), (3, 3))  # the peer needs at least one global layer
-    rates, multipliers = pick(([7, 7, 9], [1, 2, 4]), ([9, 7, 7], [1, 3, 2]), ([21, 21], [1, 2]), ([3, 3, 7, 7], [1, 1, 2, 2]))
+    rates, multipliers = pick(
+        ([7, 7, 9], [1, 2, 4]), ([9, 7, 7], [1, 3, 2]), ([21, 21], [1, 2]), ([3, 3, 7, 7], [1, 1, 2, 2])
+    )
     return {
         "model_type": "nemotron_voicechat",
         "bos_token_id": 1,
@@ -266,7 +268,7 @@ def _balance_ids(config: dict[str, Any], weights: dict[str, np.ndarray]) -> None
     weights["stt_model.rnnt_joint.joint_net.2.bias"][config["rnnt_blank_id"]] += 5.0
     codec = config["codec_config"]
     last_layer = (codec["blocks_per_stage"] + 1) * len(codec["downsample_rates"])
-    weights[f"tts_model.audio_codec.decoder.layers.{last_layer}.weight"] *= 0.3
+    weights[f"tts_model.audio_codec.decoder.layers.{last_layer}.weight"] *= 0.15
 
 
 # ------------------------------------------------------------------------------------------------ layout
@@ -282,7 +284,9 @@ def _public_layout(weights: dict[str, np.ndarray], codec: dict[str, Any]) -> dic
         stem, is_lstm, tail = name.partition(".dec_rnn.lstm.")
         if is_lstm:
             layer, part = tail.split(".")
-            parts = {"Wx": {"weight_ih": 1.0}, "Wh": {"weight_hh": 1.0}, "bias": {"bias_ih": 0.25, "bias_hh": 0.75}}[part]
+            parts = {"Wx": {"weight_ih": 1.0}, "Wh": {"weight_hh": 1.0}, "bias": {"bias_ih": 0.25, "bias_hh": 0.75}}[
+                part
+            ]
             public.update({f"{stem}.dec_rnn.lstm.{kind}_l{layer}": value * share for kind, share in parts.items()})
             continue
         if name in upsamplings:

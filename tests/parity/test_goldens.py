@@ -40,13 +40,13 @@ OPTIONS: dict[str, Any] = {"system_prompt": "be concise", "seed": 5}
 
 @pytest.fixture(scope="module", params=["bf16", "q4"])
 def pipeline(request: pytest.FixtureRequest) -> Iterator[Pipeline]:
-    with Pipeline(PipelineConfig(TINY / request.param)) as running:
+    with Pipeline(PipelineConfig(TINY / request.param, device="cpu")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def bf16() -> Iterator[Pipeline]:
-    with Pipeline(PipelineConfig(TINY / "bf16")) as running:
+    with Pipeline(PipelineConfig(TINY / "bf16", device="cpu")) as running:
         yield running
 
 
@@ -221,7 +221,7 @@ def test_offline_runs_repeat(bf16: Pipeline) -> None:
 def test_with_a_tap_and_fresh_processes(undisturbed: Heard, tmp_path: Path) -> None:
     """Another start of the processes, with someone listening: the same bytes for both."""
     endpoint = f"ipc://{tmp_path}/tap"
-    config = PipelineConfig(TINY / "bf16", tap=endpoint, window=2)
+    config = PipelineConfig(TINY / "bf16", device="cpu", tap=endpoint, window=2)
     with Pipeline(config) as pipeline, TapSubscriber(endpoint, ("event.audio",)) as tap:
         assert_same_bytes(push(pipeline.open_session(**OPTIONS), SHORT), undisturbed)
         copies = {header.frame_index: message.samples for _, header, message in tap.messages(0.5)}

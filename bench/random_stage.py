@@ -1,0 +1,37 @@
+"""Any stage with random weights: the module an actor loads instead of ``vcpipe.actors.<stage>.actor``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import mlx.nn as nn
+
+from vcpipe.actors.checkpoint import read_config
+from vcpipe.actors.stage import Progress, Stage, StageConfig
+from vcpipe.actors.weights import LoadReport
+from vcpipe.bench.random_weights import fill
+
+
+def load(config: StageConfig, progress: Progress) -> Stage:
+    """The stage of a checkpoint folder that has a config and a tokenizer, but no weights."""
+    actor = importlib.import_module(f"vcpipe.actors.{config.stage}.actor")
+    stage: Stage = actor.load(config, progress, make_weights)
+    return stage
+
+
+def make_weights(
+    module: nn.Module,
+    checkpoint: Path,
+    *,
+    stage: str,
+    root: str,
+    names: tuple[str, ...],
+    kernels: Mapping[str, str],
+    dense: tuple[str, ...] = (),
+    progress: Progress,
+) -> LoadReport:
+    """A :class:`vcpipe.actors.weights.WeightLoader` that reads no weights."""
+    fill(module, root, read_config(checkpoint), progress)
+    return LoadReport()
