@@ -15,6 +15,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from vcpipe.actors.matvec import quantized_matvec
+
 #: A packed embedding table is unpacked for good while that takes at most this much: one operation a look-up, not many.
 UNPACK_LIMIT_BYTES = 256 << 20
 
@@ -59,9 +61,7 @@ class _Packed:
         return cls(weight, scales, biases, _bias(linears), linears[0].group_size, linears[0].bits)
 
     def __call__(self, x: mx.array) -> mx.array:
-        product = mx.quantized_matmul(
-            x, self.weight, self.scales, self.biases, transpose=True, group_size=self.group_size, bits=self.bits
-        )
+        product = quantized_matvec(x, self.weight, self.scales, self.biases, self.group_size, self.bits)
         return product if self.bias is None else product + self.bias
 
     def converted(self, convert: Convert, convert_matrix: Convert) -> _Packed:
