@@ -248,3 +248,12 @@ def test_the_picture(tmp_path: Path) -> None:
     facts = {"bench": "pipeline", "model": "tiny", "device": "cpu", "mlx": "0"}
     draw(Measured(facts, {"tts": (10.0, 20.0)}, {"vcpipe": [9.0, 10.0, 20.0]}), tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.process
+def test_neither_memory_nor_time_grows_over_3000_frames() -> None:
+    """Real stages; the figures are those of ``vcpipe bench soak``, the bounds loose enough for a shared machine."""
+    result = measure_soak(Target("tiny", TINY, random=False, device="cpu"), 3000).result
+    grown_mb = {stage: last - first for stage, (first, last) in result["memory_mb"].items()}
+    assert all(grown < 16 for grown in grown_mb.values()), grown_mb
+    assert result["p95_ratio"] < 2, result
