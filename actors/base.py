@@ -60,11 +60,12 @@ class ActorLoop:
         """Until Shutdown. An exception other than VcpipeError in a step leaves the loop: the caches are unsure then."""
         try:
             while True:
-                self._wire.wait(_IDLE_MS)
-                self.drain_control()
-                if (received := self._wire.next_data()) is not None:
+                has_control, has_data = self._wire.wait(_IDLE_MS)
+                if has_control:
+                    self.drain_control()
+                if has_data:
                     self.busy_since_ns = time.monotonic_ns()
-                    self._take(*received)
+                    self._take(*self._wire.next_data())
                     self.busy_since_ns = 0
         except _ShutdownRequested:
             self._sessions.clear()
@@ -106,11 +107,11 @@ class ActorLoop:
             raise ProtocolError(f"{self._stage.name}: session {header.session!r} was opened twice")
         passed_on = request
         with self._failing_session_only(header, held):
-            held.state, passed_on = self._stage.open(request)
-        self._forward(header, passed_on)
-        if held.state is None:
-            return
-        with self._failing_session_only(header, held):
+            try:
+                held.state, passed_on = self._stage.open(request)
+            finally:
+                # A session that is refused here visits the other stages too: each of them has to close it.
+                self._forward(header, passed_on)
             held.state.prefill()
             self._report(header, Opened(self._stage.name, (time.monotonic() - started) * 1e3))
 
@@ -181,11 +182,12 @@ class _LoopEmitter:
         if out is None:
             return
         index = header.frame_index if frame_index is None else frame_index
-        self._loop.check_cancelled(header.session, header.epoch)
         # Offline, a stage makes all its frames at once: it waits for the next one to take them, open to a cancel.
         while not out.try_send(message, header.session, header.epoch, index):
             self._wire.wait_writable()
             self._loop.check_cancelled(header.session, header.epoch)
+        # Only now, so that the next stage does not wait for it: of a cancelled session it drops the message.
+        self._loop.check_cancelled(header.session, header.epoch)
 
     def report(self, message: Message, frame_index: int | None = None) -> None:
         header = self._header

@@ -37,12 +37,16 @@ EXIT_ORPHANED = 3
 
 @dataclass(frozen=True, slots=True)
 class ActorConfig:
-    """What a child is told on stdin. ``ipc_folder``: private socket folder, removed by an orphan; "" for none."""
+    """What a child is told on stdin: its StageConfig and its pipes.
+
+    ``ipc_folder``: private socket folder, removed by an orphan; "" for none.
+    """
 
     stage: str
     module: str
     checkpoint: str
     device: str | None
+    tts_history_frames: int | None
     endpoints: StageEndpoints
     ipc_folder: str
 
@@ -86,7 +90,7 @@ def _serve(config: ActorConfig, wire: StageWire) -> None:
 
     progress("starting", 0.0)
     runtime = _import_runtime()
-    stage_config = StageConfig(config.stage, Path(config.checkpoint), config.device)
+    stage_config = StageConfig(config.stage, Path(config.checkpoint), config.device, config.tts_history_frames)
     started = time.monotonic()
     runtime.set_up(stage_config)
     stage: Stage = importlib.import_module(config.module).load(stage_config, progress)

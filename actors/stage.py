@@ -18,12 +18,14 @@ from vcpipe.schemas.messages import OpenSession
 class StageConfig:
     """Everything an actor is told at its start (it reads no environment variables).
 
-    ``checkpoint``: an existing folder. ``device``: "cpu", "gpu" or None for MLX's default.
+    ``checkpoint``: an existing folder. ``device``: "cpu", "gpu" or None for MLX's default. ``tts_history_frames``: told to the
+    tts stage alone, see :class:`vcpipe.schemas.config.PipelineConfig`.
     """
 
     stage: str
     checkpoint: Path
     device: str | None = None
+    tts_history_frames: int | None = None
 
 
 #: Called while a stage loads: what is being done, and how far it is (0..1).

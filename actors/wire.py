@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
 from vcpipe.schemas.control import CONTROL
-from vcpipe.schemas.envelope import NO_FRAME, Header, Message, pack
+from vcpipe.schemas.envelope import NO_FRAME, Codec, Header, Message, join, pack, split
 from vcpipe.schemas.errors import ConfigError, StageTimeoutError
 from vcpipe.schemas.messages import DATA
 
@@ -70,7 +69,7 @@ class Sender:
         """Send if the peer has room now; returns whether it had."""
         header = Header(session, epoch, frame_index, self._seq, time.monotonic_ns())
         try:
-            self.socket.send_multipart(pack(header, message), zmq.NOBLOCK)
+            self.socket.send(join(pack(header, message)), zmq.NOBLOCK)
         except zmq.Again:
             return False
         self._seq += 1
@@ -97,9 +96,10 @@ class StageWire:
         """A further report socket, for another thread."""
         return Sender(self.context, self._endpoints.reports)
 
-    def wait(self, timeout_ms: int) -> None:
-        """Until control or data is there, or the time is over."""
-        self._poller.poll(timeout_ms)
+    def wait(self, timeout_ms: int) -> tuple[bool, bool]:
+        """Until control or data is there, or the time is over. Returns which of them is."""
+        readable = [socket for socket, _ in self._poller.poll(timeout_ms)]
+        return self._control in readable, self._data in readable
 
     def wait_writable(self) -> None:
         """Until the next stage has room, at most a poll's length."""
@@ -108,17 +108,16 @@ class StageWire:
 
     def next_control(self) -> tuple[Header, Any] | None:
         """A control message that is there now."""
-        parts = _receive(self._control)
-        return None if parts is None else CONTROL.unpack(parts)
+        # Asking first costs a tenth of the exception that says there is none.
+        if not zmq.zmq_poll([(self._control, zmq.POLLIN)], 0):
+            return None
+        return receive(self._control, CONTROL)
 
-    def next_data(self) -> tuple[Header, Any] | None:
-        """A data message that is there now; its arrays are views of the received buffers."""
-        parts = _receive(self._data)
-        return None if parts is None else DATA.unpack(parts)
+    def next_data(self) -> tuple[Header, Any]:
+        """The data message that :meth:`wait` saw; its arrays are views of the received buffers."""
+        return receive(self._data, DATA)
 
 
-def _receive(socket: zmq.Socket[bytes]) -> Sequence[bytes] | None:
-    try:
-        return socket.recv_multipart(zmq.NOBLOCK)
-    except zmq.Again:
-        return None
+def receive(socket: zmq.Socket[bytes], codec: Codec) -> tuple[Header, Any]:
+    """The message that a poll saw on ``socket``."""
+    return codec.unpack(split(socket.recv(zmq.NOBLOCK)))

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vcpipe.bench.report import Measured, show
+
+if TYPE_CHECKING:
+    from vcpipe.bench.target import Target
 
 app = typer.Typer(
     help="Measure on this machine. Neither --model nor --shape: the embedded checkpoint, which is very small.",
@@ -46,6 +49,12 @@ Warm = Annotated[int, typer.Option(metavar="N", min=1, help="Frames before them 
 Rounds = Annotated[int, typer.Option(metavar="N", min=1, help="Blocks.")]
 Peer = Annotated[bool, typer.Option("--peer", help="Alternate with mlx-vlm on the same weights; print ratios.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
+TtsHistory = Annotated[
+    int | None,
+    typer.Option(
+        "--tts-history-frames", metavar="N", help="The speech decoder sees its last N frames; default: its own window."
+    ),
+]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw stages and time per frame.")]
 
 
@@ -61,6 +70,14 @@ def _report(measure: Callable[[], Measured], as_json: bool, plot: Path | None = 
     show(measured.result, as_json)
 
 
+def _report_stage(
+    part: str, target: Target, frames: int, warm: int, rounds: int, peer: bool, as_json: bool, plot: Path | None
+) -> None:
+    from vcpipe.bench.stage import measure
+
+    _report(lambda: measure(part, target, frames, warm, rounds, peer), as_json, plot)
+
+
 def _add_stage(part: str, title: str) -> None:
     def command(
         model: Model = None,
@@ -74,23 +91,41 @@ def _add_stage(part: str, title: str) -> None:
         as_json: AsJson = False,
         plot: Plot = None,
     ) -> None:
-        from vcpipe.bench.stage import measure
         from vcpipe.bench.target import open_target
 
         with open_target(model, shape and shape.value, bits, device and device.value) as target:
-            _report(lambda: measure(part, target, frames, warm, rounds, peer), as_json, plot)
+            _report_stage(part, target, frames, warm, rounds, peer, as_json, plot)
 
     app.command(part, help=title)(command)
 
 
-for _part, _title in (
-    ("perception", "The encoder: PCM to projected frames."),
-    ("rnnt", "The transcript of encoded frames."),
-    ("language", "Nemotron-H and both heads."),
-    ("tts", "Text ids to codec codes."),
-    ("codec", "Codes to samples."),
-):
-    _add_stage(_part, _title)
+_add_stage("perception", "The encoder: PCM to projected frames.")
+_add_stage("rnnt", "The transcript of encoded frames.")
+_add_stage("language", "Nemotron-H and both heads.")
+
+
+@app.command()
+def tts(
+    model: Model = None,
+    shape: ShapeOf = None,
+    bits: Bits = None,
+    frames: Frames = 200,
+    warm: Warm = 20,
+    rounds: Rounds = 3,
+    device: DeviceName = None,
+    tts_history_frames: TtsHistory = None,
+    peer: Peer = False,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Text ids to codec codes."""
+    from vcpipe.bench.target import open_target
+
+    with open_target(model, shape and shape.value, bits, device and device.value, tts_history_frames) as target:
+        _report_stage("tts", target, frames, warm, rounds, peer, as_json, plot)
+
+
+_add_stage("codec", "Codes to samples.")
 
 
 @app.command()
@@ -103,6 +138,7 @@ def pipeline(
     rounds: Rounds = 3,
     prompt_tokens: Annotated[int, typer.Option(metavar="N", min=3, help="Length of the system prompt.")] = 200,
     device: DeviceName = None,
+    tts_history_frames: TtsHistory = None,
     peer: Peer = False,
     as_json: AsJson = False,
     plot: Plot = None,
@@ -112,7 +148,7 @@ def pipeline(
     from vcpipe.bench.target import open_target
 
     plan = Plan(frames, warm, rounds, prompt_tokens)
-    with open_target(model, shape and shape.value, bits, device and device.value) as target:
+    with open_target(model, shape and shape.value, bits, device and device.value, tts_history_frames) as target:
         _report(lambda: measure(target, plan, peer), as_json, plot)
 
 
@@ -132,13 +168,14 @@ def overlap(
     frames: Frames = 200,
     rounds: Rounds = 3,
     device: DeviceName = None,
+    tts_history_frames: TtsHistory = None,
     as_json: AsJson = False,
 ) -> None:
     """Frames overlapping against one at a time."""
     from vcpipe.bench.overlap import measure
     from vcpipe.bench.target import open_target
 
-    with open_target(model, shape and shape.value, bits, device and device.value) as target:
+    with open_target(model, shape and shape.value, bits, device and device.value, tts_history_frames) as target:
         _report(lambda: measure(target, frames, rounds), as_json)
 
 
@@ -149,6 +186,7 @@ def soak(
     bits: Bits = None,
     frames: Annotated[int, typer.Option(metavar="N", min=400, help="Length of the session.")] = 12000,
     device: DeviceName = None,
+    tts_history_frames: TtsHistory = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -156,7 +194,7 @@ def soak(
     from vcpipe.bench.soak import measure
     from vcpipe.bench.target import open_target
 
-    with open_target(model, shape and shape.value, bits, device and device.value) as target:
+    with open_target(model, shape and shape.value, bits, device and device.value, tts_history_frames) as target:
         _report(lambda: measure(target, frames), as_json, plot)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from vcpipe.bench import floor
+from vcpipe.bench.null_stages import frame_bytes
 from vcpipe.bench.report import Measured, summary
 from vcpipe.bench.signals import noise_frames
 from vcpipe.bench.timings import Recorder
@@ -19,7 +21,11 @@ _PAUSE_S = 0.004
 
 
 def measure(frames: int, warm: int) -> Measured:
-    """``p95_ms`` and the like are of the sum of a frame's hops, the way into the first stage and out of the last among them."""
+    """``p95_ms`` and the like are of the sum of a frame's hops, the way into the first stage and out of the last among them.
+
+    ``floor_p95_ms`` and the like are of as many hops of bare sockets, half of them taken before and half after.
+    """
+    bare = floor.measure(frame_bytes(), frames // 2, warm, _PAUSE_S)
     recorder = Recorder()
     modules = dict.fromkeys(STAGES, "vcpipe.bench.null_stages")
     with Pipeline(PipelineConfig(EMBEDDED_CHECKPOINT), listener=recorder, modules=modules) as pipeline:
@@ -29,6 +35,7 @@ def measure(frames: int, warm: int) -> Measured:
                 session.push_audio(pcm)
                 time.sleep(_PAUSE_S)
         ready = pipeline.ready["codec"]
+    bare += floor.measure(frame_bytes(), frames - frames // 2, warm, _PAUSE_S)
     timings = recorder.take()[0][warm:]
     rows = [_hops(timing) for timing in timings]
     hops = {name: [row[name] for row in rows] for name in rows[0]}
@@ -41,11 +48,12 @@ def measure(frames: int, warm: int) -> Measured:
         "frames": frames,
         "min_ms": round(min(total), 3),
         **{f"{name}_ms": whole[name] for name in ("mean", "p50", "p95", "max")},
+        **{f"floor_{name}_ms": summary(bare)[name] for name in ("p50", "p95")},
         "hop_ms": {name: summary(values) for name, values in hops.items()},
         "end_to_end_ms": summary([(t.released_ns - t.sent_ns) / 1e6 for t in timings]),
     }
     bars = {name: (result["hop_ms"][name]["p50"], result["hop_ms"][name]["p95"]) for name in hops}
-    return Measured(result, bars, {"all hops": total})
+    return Measured(result, bars, {"all hops": total, "bare sockets": bare})
 
 
 def _hops(timing: FrameTiming) -> dict[str, float]:

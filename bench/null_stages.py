@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from vcpipe.actors.stage import Emitter, Progress, StageConfig
-from vcpipe.schemas.envelope import Message
-from vcpipe.schemas.messages import Codes, OpenSession, Projected, TextStep
+from vcpipe.schemas.envelope import Header, Message, join, pack
+from vcpipe.schemas.messages import Codes, OpenSession, PcmFrame, Projected, TextStep
 from vcpipe.schemas.reports import AudioFrame, Tokens
 
-_HIDDEN, _CODEBOOKS, _OUTPUT_SAMPLES = 4480, 31, 1764
+_INPUT_SAMPLES, _HIDDEN, _CODEBOOKS, _OUTPUT_SAMPLES = 1280, 4480, 31, 1764
 _CODES = np.zeros(_CODEBOOKS, np.int32)
 
 #: What a stage passes on and what it reports, every frame.
@@ -24,6 +24,12 @@ _REPORTED: dict[str, Message] = {
     "language": Tokens(1000, 12, text_delta=" word", text_append=" word"),
     "codec": AudioFrame(np.zeros(_OUTPUT_SAMPLES, np.float32), _CODES),
 }
+
+
+def frame_bytes() -> list[int]:
+    """Bytes of a frame's messages hop by hop: into each stage and, with the speech, out of the last."""
+    messages = [PcmFrame(np.zeros(_INPUT_SAMPLES, np.float32)), *_SENT.values(), _REPORTED["codec"]]
+    return [len(join(pack(Header("session", 0, 0, 0, 0), message))) for message in messages]
 
 
 class NullStage:

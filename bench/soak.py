@@ -21,19 +21,21 @@ _LATE = slice(-200, None)
 _MEMORY_FROM = 300
 _SAMPLE_EVERY = 100
 
-Memory = list[tuple[int, int]]  # (frames done, resident bytes)
+Memory = list[tuple[int, int]]  # (frames done, bytes)
 
 
 def measure(target: Target, frames: int) -> Measured:
     """Run ``frames`` frames at file speed: time of the last 200 against frames 100 to 300, memory from frame 300 on.
 
     ``frame_ms`` is a frame's compute, all stages summed: how frames bunch at the end of the pipeline does not blur it.
-    ``p95_ratio`` compares its 95th percentiles; ``memory_slope_kb_per_frame`` is a least-squares slope.
+    ``p95_ratio`` compares its 95th percentiles; ``memory_slope_kb_per_frame`` is a least-squares slope of resident memory.
+    ``mlx_mb`` is what MLX holds in arrays, as of the last heartbeat: weights and caches.
     """
     recorder = Recorder()
     with target.start(recorder) as pipeline:
         processes = {stage: psutil.Process(pid) for stage, pid in pipeline.pids.items()}
         memory: dict[str, Memory] = {stage: [] for stage in processes}
+        mlx: dict[str, Memory] = {stage: [] for stage in processes}
         pcm = noise_frames(_SAMPLE_EVERY, pipeline.geometry.frame_samples)
         with (
             pipeline.open_session(seed=0) as session,
@@ -44,6 +46,8 @@ def measure(target: Target, frames: int) -> Measured:
                 session.push_audio(np.ravel(pcm[: frames - session.frames_done]))
                 for stage, process in processes.items():
                     memory[stage].append((session.frames_done, process.memory_info().rss))
+                for stage, beat in pipeline.beats.items():
+                    mlx[stage].append((session.frames_done, beat.mlx_bytes))
                 bar.update(task, completed=session.frames_done)
         ready = pipeline.ready["tts"]
     timings, _ = recorder.take()
@@ -60,6 +64,7 @@ def measure(target: Target, frames: int) -> Measured:
         "stages": {stage: _growth("step", values) for stage, values in steps.items()},
         "memory_mb": {stage: _ends_mb(samples) for stage, samples in memory.items()},
         "memory_slope_kb_per_frame": {stage: _slope_kb(samples) for stage, samples in memory.items()},
+        "mlx_mb": {stage: _ends_mb(samples) for stage, samples in mlx.items() if samples},
     }
     bars = {name: summary(values) for name, values in stage_ms(timings).items()}
     return Measured(result, {name: (bar["p50"], bar["p95"]) for name, bar in bars.items()}, {"all stages": total})
@@ -78,7 +83,7 @@ def _growth(what: str, values: list[float]) -> dict[str, float]:
 
 
 def _ends_mb(samples: Memory) -> list[float]:
-    """Resident memory at frame 300 and at the end."""
+    """Memory at frame 300 and at the end."""
     first = next(rss for frame, rss in samples if frame >= min(_MEMORY_FROM, samples[-1][0]))
     return [round(first / 1e6, 1), round(samples[-1][1] / 1e6, 1)]
 

@@ -55,8 +55,15 @@ def measure(part: str, target: Target, frames: int, warm: int, rounds: int, peer
 
 def _start_stage(part: str, target: Target) -> Worker:
     stage = PARTS[part]
-    facts = {"stage": stage, "part": part, "module": target.module(stage)}
-    return Worker("vcpipe.bench.stage_worker", {**facts, "checkpoint": str(target.folder), "device": target.device})
+    facts = {
+        "stage": stage,
+        "part": part,
+        "module": target.module(stage),
+        "checkpoint": str(target.folder),
+        "device": target.device,
+        "tts_history_frames": target.tts_history_frames,
+    }
+    return Worker("vcpipe.bench.stage_worker", facts)
 
 
 def _block(worker: Worker, warm: int, frames: int, **options: Any) -> Reply:

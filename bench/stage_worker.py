@@ -106,7 +106,7 @@ class StageDriver:
 
 
 def _start(facts: dict[str, Any]) -> tuple[Reply, dict[str, Handler]]:
-    config = StageConfig(facts["stage"], Path(facts["checkpoint"]), facts["device"])
+    config = StageConfig(facts["stage"], Path(facts["checkpoint"]), facts["device"], facts["tts_history_frames"])
     runtime.set_up(config)
     started = time.monotonic()
     stage: Stage = importlib.import_module(facts["module"]).load(config, lambda step, fraction: None)

@@ -16,7 +16,7 @@ from vcpipe.bench.worker import Worker
 from vcpipe.launch.console import LoadingBar
 from vcpipe.launch.library import EMBEDDED_CHECKPOINT
 from vcpipe.pipeline.pipeline import Listener, Pipeline
-from vcpipe.schemas.config import PipelineConfig
+from vcpipe.schemas.config import PipelineConfig, check_tts_history
 from vcpipe.schemas.errors import ConfigError
 from vcpipe.schemas.geometry import STAGES
 
@@ -26,21 +26,30 @@ _WORDS = "You are a friendly assistant who answers every question in one short s
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``folder`` has weights, unless ``random``. ``device``: "cpu", "gpu" or None for MLX's default."""
+    """``folder`` has weights, unless ``random``. ``device``: "cpu", "gpu" or None for MLX's default.
+
+    ``tts_history_frames``: see PipelineConfig.
+    """
 
     name: str
     folder: Path
     random: bool
     device: str | None
+    tts_history_frames: int | None = None
+
+    def __post_init__(self) -> None:
+        check_tts_history(self.tts_history_frames)
 
     def start(self, listener: Listener | None = None) -> Pipeline:
         """All four actors, ready."""
-        config = PipelineConfig(self.folder, device=self.device)
+        config = PipelineConfig(self.folder, device=self.device, tts_history_frames=self.tts_history_frames)
         with LoadingBar().shown() as bar:
             return Pipeline(config, bar.update, listener, modules=dict.fromkeys(STAGES, _RANDOM) if self.random else {})
 
     def start_peer(self) -> Worker:
-        """The public MLX implementation on the same weights, in a process of its own."""
+        """The public MLX implementation on the same weights, in a process of its own. It cannot bound its history."""
+        if self.tts_history_frames is not None:
+            raise ConfigError("--tts-history-frames does not go with --peer: mlx-vlm cannot bound its history")
         facts = {"checkpoint": str(self.folder), "random": self.random, "device": self.device}
         return Worker("vcpipe.bench.peer_worker", facts)
 
@@ -52,7 +61,8 @@ class Target:
         """What a reader of figures must know of the model; ``bits`` of the language model, 0 for not packed."""
         config = read_config(self.folder)
         bits = (config["quantization"] or {}).get("bits", 0)
-        return {"model": self.name, "random_weights": self.random, "dtype": self._dtype(), "language_bits": bits}
+        facts = {"model": self.name, "random_weights": self.random, "dtype": self._dtype(), "language_bits": bits}
+        return facts if self.tts_history_frames is None else {**facts, "tts_history_frames": self.tts_history_frames}
 
     def _dtype(self) -> str:
         if self.random:
@@ -76,7 +86,9 @@ class Target:
 
 
 @contextmanager
-def open_target(model: str | None, shape: str | None, bits: int | None, device: str | None) -> Iterator[Target]:
+def open_target(
+    model: str | None, shape: str | None, bits: int | None, device: str | None, tts_history_frames: int | None = None
+) -> Iterator[Target]:
     """``model``: folder or Hub name; ``shape``: random weights instead, with ``bits``; neither: the embedded checkpoint."""
     if model is not None and shape is not None:
         raise ConfigError("give --model or --shape, not both")
@@ -84,8 +96,9 @@ def open_target(model: str | None, shape: str | None, bits: int | None, device: 
         if bits is not None:
             raise ConfigError("--bits belongs to --shape; a checkpoint has the bits it was written with")
         folder = EMBEDDED_CHECKPOINT if model is None else resolve_checkpoint(model)
-        yield Target("embedded" if model is None else folder.resolve().name, folder, False, device)
+        name = "embedded" if model is None else folder.resolve().name
+        yield Target(name, folder, False, device, tts_history_frames)
         return
     with tempfile.TemporaryDirectory(prefix="vcpipe-shape-") as made:
         write_checkpoint(Path(made), shape, bits or 0)
-        yield Target(shape, Path(made), True, device)
+        yield Target(shape, Path(made), True, device, tts_history_frames)

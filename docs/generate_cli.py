@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import CodeType
 
+from typer.models import CommandInfo
 from typer.testing import CliRunner
 
 from vcpipe.bench.__main__ import app as bench_app
@@ -57,8 +59,10 @@ def commands() -> list[str]:
     """Every command there is, the programs themselves among them; of commands that share their options the first."""
     found = []
     for program, app in reversed(_PROGRAMS.items()):
-        by_options = {command.callback.__code__: command for command in reversed(app.registered_commands)}
-        names = [command.name or command.callback.__name__ for command in reversed(by_options.values())]
+        by_options: dict[CodeType, CommandInfo] = {}
+        for command in app.registered_commands:
+            by_options.setdefault(command.callback.__code__, command)
+        names = [command.name or command.callback.__name__ for command in by_options.values()]
         found += [name for name in (program, *(f"{program} {name}" for name in names)) if name not in found]
     return found
 

@@ -216,7 +216,10 @@ class WavWriter:
 
     def write(self, samples: np.ndarray) -> None:
         """Append (n,) float samples; they are clipped to [-1, 1]."""
-        data = pcm16(samples)
+        self.write_pcm16(pcm16(samples))
+
+    def write_pcm16(self, data: bytes) -> None:
+        """Append samples that are little-endian int16 already."""
         self._write(data)
         self._data_bytes += len(data)
         self._unsaved_bytes += len(data)

@@ -1,6 +1,6 @@
 """The command line. It parses, calls, and turns what went wrong into one line and an exit code.
 
-Exit codes: 0 done, 1 a stage failed, 2 a user's mistake, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
+Exit codes: 0 done, 1 a stage or a server failed, 2 a user's mistake, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from vcpipe.schemas.errors import (
     ActorDiedError,
     ActorStartupError,
     FrameContractError,
+    RemoteError,
     StageTimeoutError,
     VcpipeError,
 )
@@ -34,7 +35,7 @@ app = typer.Typer(
 )
 
 EXIT_STAGE, EXIT_USER = 1, 2
-_STAGE_ERRORS = (ActorDiedError, ActorStartupError, FrameContractError, StageTimeoutError)
+_STAGE_ERRORS = (ActorDiedError, ActorStartupError, FrameContractError, RemoteError, StageTimeoutError)
 
 
 class Clock(str, Enum):
@@ -42,6 +43,13 @@ class Clock(str, Enum):
 
     file = "file"
     wall = "wall"
+
+
+class Pace(str, Enum):
+    """How fast a recording is sent to a server."""
+
+    real = "real"
+    fast = "fast"
 
 
 class Dtype(str, Enum):
@@ -113,6 +121,10 @@ def run(
         str | None, typer.Option(metavar="ENDPOINT", help="Publish everything, e.g. tcp://127.0.0.1:5599.")
     ] = None,
     device: Device = None,
+    tts_history_frames: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The speech decoder sees its last N frames; default: the model's own window."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, a summary last.")] = False,
 ) -> None:
     """Run a recording: text on stdout, speech into a WAV."""
@@ -137,7 +149,59 @@ def run(
             trace=trace,
             tap=tap,
             device=device,
+            tts_history_frames=tts_history_frames,
             as_json=as_json,
+        )
+    )
+
+
+@app.command()
+def serve(
+    model: Model = None,
+    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="0: any free one.")] = 8080,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", envvar="VCPIPE_API_KEY", help="Ask clients for this key.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN", help="Pages of this origin may connect too, e.g. https://a.example; repeatable."
+        ),
+    ] = None,
+    max_sessions: Annotated[int, typer.Option(metavar="N", help="Sessions at a time.")] = 1,
+    max_seconds: Annotated[float, typer.Option(metavar="S", help="Most audio of a session.")] = 600.0,
+    configure_timeout: Annotated[float, typer.Option(metavar="S", help="Time for session.update.")] = 30.0,
+    idle_timeout: Annotated[float, typer.Option(metavar="S", help="Time without a message.")] = 120.0,
+    max_message_bytes: Annotated[int, typer.Option(metavar="N", help="Longest message of a client.")] = 2**20,
+    tap: Annotated[
+        str | None, typer.Option(metavar="ENDPOINT", help="Publish everything, e.g. tcp://127.0.0.1:5599.")
+    ] = None,
+    device: Device = None,
+    tts_history_frames: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The speech decoder sees its last N frames; default: the model's own window."),
+    ] = None,
+) -> None:
+    """Serve /v1/realtime, and a page to talk to it."""
+    from vcpipe.launch.serve import ServeOptions
+    from vcpipe.launch.serve import serve as serve_model
+
+    serve_model(
+        ServeOptions(
+            model=model,
+            host=host,
+            port=port,
+            api_key=api_key,
+            allow_origin=tuple(allow_origin or ()),
+            max_sessions=max_sessions,
+            max_seconds=max_seconds,
+            configure_timeout=configure_timeout,
+            idle_timeout=idle_timeout,
+            max_message_bytes=max_message_bytes,
+            tap=tap,
+            device=device,
+            tts_history_frames=tts_history_frames,
         )
     )
 
@@ -157,6 +221,86 @@ def tap(
     from vcpipe.launch.tap import follow
 
     follow(endpoint, tuple(topic or ("",)), timeout, as_json)
+
+
+@app.command()
+def talk(
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="ws://HOST:PORT of a `vcpipe serve`; default: a pipeline of its own."),
+    ] = None,
+    audio: Annotated[
+        str | None, typer.Option(metavar="IN", help="Speak by this recording; - reads WAV from stdin.")
+    ] = None,
+    microphone: Annotated[
+        bool, typer.Option("--mic", help="Speak by microphone; what is done without --audio.")
+    ] = False,
+    output_audio: Annotated[
+        Path | None, typer.Option(metavar="OUT.wav", help="Write the answer, 22.05 kHz PCM16.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", envvar="VCPIPE_API_KEY", help="What the server asks for.")
+    ] = None,
+    model: Model = None,
+    device: Device = None,
+    system_prompt: Annotated[
+        str | None, typer.Option("--system-prompt", "-p", metavar="TEXT", help="Default: the checkpoint's own.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Same seed and recording, same bytes.")] = 0,
+    max_streaming_seconds: Annotated[float | None, typer.Option(metavar="S", help="Stop after so much audio.")] = None,
+    pace: Annotated[
+        Pace | None,
+        typer.Option(metavar="real|fast", help="Send 80 ms every 80 ms, or as the server answers. Default: fast."),
+    ] = None,
+    extra_seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="Silence after the recording. Default: 3.", show_default=False)
+    ] = None,
+    channel: Annotated[
+        int, typer.Option(metavar="N", help="Channel of a recording or microphone with several, from 0.")
+    ] = 0,
+    list_devices: Annotated[bool, typer.Option("--list-devices", help="Print microphones and loudspeakers.")] = False,
+    input_device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Microphone: its number, or part of its name.")
+    ] = None,
+    output_device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Loudspeaker: its number, or part of its name.")
+    ] = None,
+    cushion: Annotated[
+        int | None, typer.Option(metavar="FRAMES", help="Speech in hand before it is played, 80 ms each. Default: 3.")
+    ] = None,
+    half_duplex: Annotated[
+        bool, typer.Option("--half-duplex", help="Send silence while the loudspeaker is heard.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, a summary last.")] = False,
+) -> None:
+    """Speak with the model, by microphone or by a recording; on a server or here."""
+    from vcpipe.launch.talk import talk as conversation
+
+    if list_devices:
+        conversation.list_devices(as_json)
+        return
+    conversation.talk(
+        conversation.TalkOptions(
+            url=url,
+            api_key=api_key,
+            audio=audio,
+            microphone=microphone,
+            output_audio=output_audio,
+            model=model,
+            device=device,
+            system_prompt=system_prompt,
+            seed=seed,
+            max_streaming_seconds=max_streaming_seconds,
+            pace=None if pace is None else pace.value,
+            extra_seconds=extra_seconds,
+            channel=channel,
+            input_device=input_device,
+            output_device=output_device,
+            cushion=cushion,
+            half_duplex=half_duplex,
+            as_json=as_json,
+        )
+    )
 
 
 @app.command()

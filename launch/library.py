@@ -20,6 +20,7 @@ def start_pipeline(
     device: str | None = None,
     window: int = 8,
     tap: str | None = None,
+    tts_history_frames: int | None = None,
     on_progress: Callable[[Loading], None] = lambda loading: None,
     listener: Listener | None = None,
 ) -> Pipeline:
@@ -27,9 +28,10 @@ def start_pipeline(
 
     ``model``: checkpoint folder or Hub name; None takes the embedded one (random weights: its output is noise).
     ``device``: "cpu", "gpu" or None for MLX's default. ``window``: most frames in flight. ``tap``: endpoint such as
-    tcp://127.0.0.1:5599 on which everything is published. Raises ConfigError for what the user can mend
-    (a checkpoint that does not load among it), ActorStartupError where a stage fails otherwise.
+    tcp://127.0.0.1:5599 on which everything is published. ``tts_history_frames``: last positions that the speech decoder sees
+    at most; None leaves the model its own windows. Raises ConfigError for what the user can mend (a checkpoint that does not
+    load among it), ActorStartupError where a stage fails otherwise.
     """
     checkpoint = EMBEDDED_CHECKPOINT if model is None else resolve_checkpoint(str(model))
-    config = PipelineConfig(checkpoint, device=device, window=window, tap=tap)
+    config = PipelineConfig(checkpoint, device=device, window=window, tap=tap, tts_history_frames=tts_history_frames)
     return Pipeline(config, on_progress, listener)

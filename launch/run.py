@@ -47,6 +47,7 @@ class RunOptions:
     trace: Path | None = None
     tap: str | None = None
     device: str | None = None
+    tts_history_frames: int | None = None
     as_json: bool = False
 
 
@@ -94,7 +95,12 @@ def _start(options: RunOptions, stack: ExitStack) -> Pipeline:
 
     with LoadingBar().shown() as bar:
         pipeline = start_pipeline(
-            options.model, device=options.device, tap=options.tap, on_progress=bar.update, listener=listener
+            options.model,
+            device=options.device,
+            tap=options.tap,
+            tts_history_frames=options.tts_history_frames,
+            on_progress=bar.update,
+            listener=listener,
         )
     for line in pipeline.warnings:
         warn(line)

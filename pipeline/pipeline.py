@@ -47,7 +47,8 @@ class Pipeline:
     """The actors of one checkpoint. A context manager; leaving it stops every process, also after an exception.
 
     ``on_progress`` is called from another thread while the stages load. ``listener(session, delivery)`` sees everything
-    that goes to any session, on the coordinator's thread (a trace, for instance).
+    that goes to any session, on the coordinator's thread (a trace, for instance). ``on_start`` is given the pipeline before its
+    stages load, so that another thread can close it meanwhile.
     Raises ConfigError or ActorStartupError; then nothing was left running.
     """
 
@@ -57,6 +58,7 @@ class Pipeline:
         on_progress: Callable[[Loading], None] = lambda loading: None,
         listener: Listener | None = None,
         modules: dict[str, str] | None = None,
+        on_start: Callable[[Pipeline], None] = lambda pipeline: None,
     ) -> None:
         self.config = config
         self.checkpoint_config = read_config(config.checkpoint)
@@ -67,6 +69,7 @@ class Pipeline:
         self._runtime: PipelineRuntime | None = None
         self._closed = False
         atexit.register(self.close)
+        on_start(self)
         try:
             self._start(on_progress, modules or {})
         except BaseException:
@@ -91,8 +94,15 @@ class Pipeline:
                 endpoints[f"{stage}.in"], endpoints[f"{stage}.control"], endpoints["reports"], data_out
             )
             module = modules.get(stage, f"vcpipe.actors.{stage}.actor")
-            checkpoint = str(self.config.checkpoint.resolve())
-            actor = ActorConfig(stage, module, checkpoint, self.config.device, stage_endpoints, self._folder)
+            actor = ActorConfig(
+                stage=stage,
+                module=module,
+                checkpoint=str(self.config.checkpoint.resolve()),
+                device=self.config.device,
+                tts_history_frames=self.config.tts_history_frames if stage == "tts" else None,
+                endpoints=stage_endpoints,
+                ipc_folder=self._folder,
+            )
             self._processes.append(ActorProcess(actor, environment, self._folder))
         self._runtime.start(self._processes)
         self._wait_ready()
@@ -140,6 +150,16 @@ class Pipeline:
     def pids(self) -> dict[str, int]:
         """Process ids by stage."""
         return {process.stage: process.pid for process in self._processes}
+
+    @property
+    def failure(self) -> VcpipeError | None:
+        """What ended the pipeline, None while it is whole."""
+        return None if self._runtime is None else self._runtime.failure
+
+    @property
+    def dead_stages(self) -> list[str]:
+        """Stages whose process has ended."""
+        return [process.stage for process in self._processes if process.wait(0.0) is not None]
 
     @property
     def warnings(self) -> list[str]:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import zmq
 
-from vcpipe.actors.wire import bind, new_context
+from vcpipe.actors.wire import Sender, bind, new_context, receive
 from vcpipe.pipeline.coordinator import Coordinator, Outgoing
 from vcpipe.pipeline.process import ActorProcess, describe_exit
 from vcpipe.schemas.control import Shutdown
-from vcpipe.schemas.envelope import NO_FRAME, PROTOCOL, Header, pack
+from vcpipe.schemas.envelope import NO_FRAME, PROTOCOL
 from vcpipe.schemas.errors import (
     ActorDiedError,
     ActorStartupError,
@@ -65,8 +65,8 @@ class PipelineRuntime:
         except ConfigError:
             self.context.destroy()
             raise
-        self._senders: dict[str, zmq.Socket[bytes]] = {}
-        self._pending: dict[str, deque[tuple[Header, object]]] = {}
+        self._senders: dict[str, Sender] = {}
+        self._pending: dict[str, deque[Outgoing]] = {}
         self._calls: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -74,7 +74,6 @@ class PipelineRuntime:
         self._poller.register(self._reports, zmq.POLLIN)
         self._poller.register(self._wake_read, zmq.POLLIN)
         self._processes: dict[int, ActorProcess] = {}
-        self._seq = 0
         self._stopping = False
         self._finished = False
         self.ready: dict[str, Ready] = {}
@@ -140,7 +139,8 @@ class PipelineRuntime:
                 self._run_calls()
             elif source in self._processes:
                 self._read_process(self._processes[source])
-        self._drain_reports()
+            else:
+                self._take_report()
         self._check_beats()
 
     def _wait_ms(self, wake_ns: int | None) -> int:
@@ -157,16 +157,8 @@ class PipelineRuntime:
         while self._calls:
             self._calls.popleft()()
 
-    def _drain_reports(self) -> None:
-        while True:
-            try:
-                parts = self._reports.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            header, report = REPORTS.unpack(parts)
-            self._take(header, report)
-
-    def _take(self, header: Header, report: object) -> None:
+    def _take_report(self) -> None:
+        header, report = receive(self._reports, REPORTS)
         if isinstance(report, Loading):
             self._on_progress(report)
         elif isinstance(report, Ready):
@@ -189,39 +181,25 @@ class PipelineRuntime:
 
     def _flush_outgoing(self) -> None:
         while self._coordinator.outgoing:
-            self._queue(self._coordinator.outgoing.popleft())
+            outgoing = self._coordinator.outgoing.popleft()
+            for pipe in ["data"] if outgoing.pipe == "data" else self._endpoints.control:
+                self._pending.setdefault(pipe, deque()).append(outgoing)
         for pipe, pending in self._pending.items():
-            while pending and self._try_send(pipe, *pending[0]):
+            while pending and self._try_send(pipe, pending[0]):
                 pending.popleft()
 
-    def _queue(self, outgoing: Outgoing) -> None:
-        pipes = ["data"] if outgoing.pipe == "data" else list(self._endpoints.control)
-        for pipe in pipes:
-            header = Header(outgoing.session, outgoing.epoch, outgoing.frame_index, self._seq, 0)
-            self._seq += 1
-            self._pending.setdefault(pipe, deque()).append((header, outgoing.message))
-
-    def _try_send(self, pipe: str, header: Header, message: object) -> bool:
-        stamped = Header(header.session, header.epoch, header.frame_index, header.seq, time.monotonic_ns())
-        try:
-            self._sender(pipe).send_multipart(pack(stamped, message), zmq.NOBLOCK)  # type: ignore[arg-type]
-        except zmq.Again:
-            return False
-        return True
-
-    def _sender(self, pipe: str) -> zmq.Socket[bytes]:
+    def _try_send(self, pipe: str, outgoing: Outgoing) -> bool:
         if pipe not in self._senders:
-            socket = self.context.socket(zmq.PUSH)
-            socket.immediate = True
-            socket.connect(self._endpoints.data if pipe == "data" else self._endpoints.control[pipe])
-            self._senders[pipe] = socket
-        return self._senders[pipe]
+            endpoint = self._endpoints.data if pipe == "data" else self._endpoints.control[pipe]
+            self._senders[pipe] = Sender(self.context, endpoint)
+        message, session = outgoing.message, outgoing.session
+        return self._senders[pipe].try_send(message, session, outgoing.epoch, outgoing.frame_index)
 
     def _send_shutdown(self) -> None:
         self._coordinator.fail_all(PipelineClosedError("the pipeline was closed"))
         for process in self._processes.values():
-            header = Header("", 0, NO_FRAME, self._seq, 0)
-            self._pending.setdefault(process.stage, deque()).append((header, Shutdown()))
+            shutdown = Outgoing("control", "", 0, NO_FRAME, Shutdown())
+            self._pending.setdefault(process.stage, deque()).append(shutdown)
 
     # -- watching
 
@@ -253,7 +231,7 @@ class PipelineRuntime:
         deadline = time.monotonic() + _LAST_WORDS_S
         while stage not in self._failures and (left := deadline - time.monotonic()) > 0:
             if self._reports.poll(int(left * 1e3)):
-                self._drain_reports()
+                self._take_report()
 
     def _check_beats(self) -> None:
         now_ns = time.monotonic_ns()

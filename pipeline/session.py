@@ -162,10 +162,14 @@ class VoiceChatSession:
         """Drop everything at once; returns the session's last event, ``cancelled``, or [] when it was said already."""
         if self._said_last:
             return []
+        self.abort()
+        return [event for event in self._read_until(lambda: self._said_last) if event.kind in TERMINAL_KINDS]
+
+    def abort(self) -> None:
+        """Cancel without waiting, from any thread: after what is on its way, :meth:`events` ends with ``cancelled``."""
         self._closed = True
         self._pending = self._pending[:0]
         self._commands.cancel(self.id)
-        return [event for event in self._read_until(lambda: self._said_last) if event.kind in TERMINAL_KINDS]
 
     def close(self) -> None:
         """Cancel unless it has ended; returns once every stage has freed the session (bounded)."""

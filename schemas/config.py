@@ -12,6 +12,9 @@ from vcpipe.schemas.geometry import STAGES
 
 ClockKind = Literal["file", "wall", "stepped"]
 
+#: Positions of a session are counted in 32 bits.
+_MAX_POSITIONS = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
@@ -20,7 +23,8 @@ class PipelineConfig:
     ``checkpoint``: an existing folder. ``stages``: which actors, in data order. ``device``: "cpu", "gpu" or None for MLX's
     default. ``window``: most frames of a session in flight. ``tap``: endpoint for the public copy of everything, or None.
     ``endpoints``: own endpoints by pipe name ("perception.in", "reports", ...) where the private ipc ones will not do.
-    ``startup_timeout_s`` bounds loading, ``step_timeout_s`` a single step of a stage.
+    ``startup_timeout_s`` bounds loading, ``step_timeout_s`` a single step of a stage. ``tts_history_frames``: last positions
+    that the speech decoder sees at most, one a frame; None leaves the model its own windows.
     """
 
     checkpoint: Path
@@ -31,12 +35,14 @@ class PipelineConfig:
     endpoints: dict[str, str] = field(default_factory=dict)
     startup_timeout_s: float = 900.0
     step_timeout_s: float = 300.0
+    tts_history_frames: int | None = None
 
     def __post_init__(self) -> None:
         if self.device not in (None, "cpu", "gpu"):
             raise ConfigError(f"device {self.device!r} is unknown; accepted: cpu, gpu")
         if self.window < 1:
             raise ConfigError(f"window must be at least 1 frame, not {self.window}")
+        check_tts_history(self.tts_history_frames)
         if unknown := self.endpoints.keys() - set(self.pipe_names):
             accepted = ", ".join(self.pipe_names)
             raise ConfigError(f"endpoint {min(unknown)!r} belongs to no pipe; accepted: {accepted}")
@@ -105,3 +111,11 @@ def check_seed(seed: int) -> None:
     """Raises ValueError unless ``seed`` is an int in 0 .. 2**64 - 1."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, not {seed!r}")
+
+
+def check_tts_history(frames: int | None) -> None:
+    """Raises ConfigError unless ``frames`` is None or an int in 1 .. 2**31 - 1: a position always sees itself."""
+    if frames is None:
+        return
+    if isinstance(frames, bool) or not isinstance(frames, int) or not 1 <= frames <= _MAX_POSITIONS:
+        raise ConfigError(f"tts_history_frames must be an integer from 1 to {_MAX_POSITIONS}, not {frames!r}")

@@ -1,7 +1,8 @@
 """The wire format: one header, one body, then one raw part for each array.
 
 A message is a frozen dataclass with a class attribute ``KIND``. Its body is a msgpack map of the plain fields; arrays
-travel as raw bytes in parts of their own, described in the body by :class:`ArrayRef`. Nothing is pickled.
+travel as raw bytes in parts of their own, described in the body by dtype name, shape and number of the part. Nothing is
+pickled. :func:`join` makes the one packet in which they go through a socket.
 
 Fields may only be added, with a default and at the end; a change of type raises :data:`PROTOCOL`.
 """
@@ -14,7 +15,7 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import msgpack
 import numpy as np
@@ -22,16 +23,17 @@ import numpy as np
 from vcpipe.schemas.errors import ProtocolError
 
 #: Raised with every incompatible change; compared once, when an actor reports Ready.
-PROTOCOL = 1
+PROTOCOL = 2
 
 #: Audio frames are numbered from 0; messages that belong to no frame carry this index.
 NO_FRAME = -1
 
 _DTYPES = {name: np.dtype(name) for name in ("float32", "int32", "int16", "uint16")}
+#: ``dtype.name`` is put together anew each time it is asked for, and that takes longer than packing the rest of a message.
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """Where a message belongs and when it was sent.
 
     ``session``: id of the session ("" for none). ``epoch``: raised by every cancel; a stage drops older ones unstepped.
@@ -44,15 +46,6 @@ class Header:
     frame_index: int
     seq: int
     sent_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayRef:
-    """Description of an array field in a body: dtype name, shape and the number of its raw part."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    part: int
 
 
 class Message(Protocol):
@@ -71,21 +64,60 @@ def array_field(dtype: str, shape: tuple[int | None, ...], *, optional: bool = F
     return field(default=None, metadata=metadata) if optional else field(metadata=metadata)
 
 
-def pack(header: Header, message: Message) -> list[bytes | memoryview]:
-    """Message -> parts for ``send_multipart``. Raises ProtocolError for an array of another dtype or shape."""
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """What packing and unpacking ask of a field. ``dtype`` and ``shape``: of an array field; ``plain``: types of another."""
+
+    name: str
+    has_default: bool
+    dtype: str | None
+    shape: tuple[int | None, ...]
+    plain: tuple[type, ...]
+
+
+@cache
+def _layout(message_type: type[Message]) -> tuple[_Field, ...]:
+    """The fields in order. Looked up once a kind: asking the dataclass for every message is slow."""
+    hints = typing.get_type_hints(message_type)
+    layout = []
+    for f in fields(message_type):
+        hint = hints[f.name]
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        plain = tuple(typing.get_origin(option) or option for option in options)
+        has_default = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
+        layout.append(_Field(f.name, has_default, f.metadata.get("dtype"), f.metadata.get("shape", ()), plain))
+    return tuple(layout)
+
+
+def pack(header: Header, message: Message) -> list[bytes]:
+    """Message -> its parts. Raises ProtocolError for an array of another dtype or shape."""
     body: dict[str, Any] = {"kind": message.KIND}
-    arrays: list[bytes | memoryview] = []
-    for f in fields(message):
+    arrays: list[bytes] = []
+    for f in _layout(type(message)):
         value = getattr(message, f.name)
-        if "dtype" in f.metadata and _is_given(message.KIND, f, value):
-            _check_array(message.KIND, f, value.dtype.name, value.shape)
-            body[f.name] = [value.dtype.name, list(value.shape), len(arrays)]
-            # A view with a zero dimension cannot be cast to bytes; np.ascontiguousarray keeps 0-d shapes apart.
-            arrays.append(np.ascontiguousarray(value).data.cast("B") if value.size else b"")
+        if f.dtype is not None and _is_given(message.KIND, f, value):
+            _check_array(message.KIND, f, _DTYPE_NAMES.get(value.dtype) or str(value.dtype), value.shape)
+            body[f.name] = [f.dtype, value.shape, len(arrays)]
+            arrays.append(value.tobytes())
         else:
             body[f.name] = value
-    head = [header.session, header.epoch, header.frame_index, header.seq, header.sent_ns]
-    return [msgpack.packb(head), msgpack.packb(body), *arrays]
+    return [msgpack.packb(header), msgpack.packb(body), *arrays]
+
+
+def join(parts: list[bytes]) -> bytes:
+    """Parts -> the packet they go through a socket in, a msgpack list: one packet takes two thirds of three parts' time."""
+    return msgpack.packb(parts)
+
+
+def split(packet: bytes) -> list[Any]:
+    """Inverse of :func:`join`. Raises ProtocolError for anything else."""
+    try:
+        parts = msgpack.unpackb(packet)
+    except ValueError as error:
+        raise ProtocolError(f"a packet must be msgpack: {error}") from None
+    if not isinstance(parts, list):
+        raise ProtocolError(f"a packet must be a list of parts, not {type(parts).__name__}")
+    return parts
 
 
 def unpack_header(part: Any) -> Header:
@@ -94,7 +126,7 @@ def unpack_header(part: Any) -> Header:
         session, epoch, frame_index, seq, sent_ns = msgpack.unpackb(part)
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"a message header must be 5 msgpack fields: {error}") from None
-    if not isinstance(session, str) or not all(type(v) is int for v in (epoch, frame_index, seq, sent_ns)):
+    if type(session) is not str or {type(epoch), type(frame_index), type(seq), type(sent_ns)} != {int}:
         raise ProtocolError("a message header must hold a string and four integers")
     return Header(session, epoch, frame_index, seq, sent_ns)
 
@@ -129,60 +161,48 @@ class Codec:
 def _build(message_type: type[M], body: dict[str, Any], arrays: Sequence[Any]) -> M:
     values: dict[str, Any] = {}
     kind = message_type.KIND
-    for f in fields(message_type):
+    for f in _layout(message_type):
         if f.name not in body:
-            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            if not f.has_default:
                 raise ProtocolError(f"{kind}: field {f.name!r} is missing")
             continue
         value = body.pop(f.name)
-        if "dtype" in f.metadata:
+        if f.dtype is not None:
             values[f.name] = _read_array(kind, f, value, arrays) if _is_given(kind, f, value) else None
         else:
-            _check_plain(message_type, f.name, value)
+            _check_plain(kind, f, value)
             values[f.name] = value
     if body:
         raise ProtocolError(f"{kind}: unknown field {next(iter(body))!r}")
     return message_type(**values)
 
 
-def _is_given(kind: str, f: dataclasses.Field[Any], value: Any) -> bool:
+def _is_given(kind: str, f: _Field, value: Any) -> bool:
     """Whether an array field holds something. ProtocolError for a None where the field is not optional."""
-    if value is None and f.default is dataclasses.MISSING:
+    if value is None and not f.has_default:
         raise ProtocolError(f"{kind}: field {f.name!r} is missing")
     return value is not None
 
 
-def _read_array(kind: str, f: dataclasses.Field[Any], value: Any, arrays: Sequence[Any]) -> np.ndarray:
+def _read_array(kind: str, f: _Field, value: Any, arrays: Sequence[Any]) -> np.ndarray:
     try:
-        ref = ArrayRef(value[0], tuple(value[1]), value[2])
-        _check_array(kind, f, ref.dtype, ref.shape)
-        return np.frombuffer(arrays[ref.part], _DTYPES[ref.dtype]).reshape(ref.shape)
+        dtype, shape, part = value
+        _check_array(kind, f, dtype, tuple(shape))
+        return np.frombuffer(arrays[part], _DTYPES[dtype]).reshape(shape)
     except (TypeError, ValueError, IndexError, KeyError) as error:
         raise ProtocolError(f"{kind}: field {f.name!r} is not an array part: {error}") from None
 
 
-def _check_array(kind: str, f: dataclasses.Field[Any], dtype: str, shape: tuple[int, ...]) -> None:
-    wanted = f.metadata["shape"]
-    if dtype != f.metadata["dtype"]:
-        raise ProtocolError(f"{kind}: field {f.name!r} is {dtype}, expected {f.metadata['dtype']}")
-    if len(shape) != len(wanted) or any(w is not None and w != s for w, s in zip(wanted, shape, strict=True)):
-        raise ProtocolError(f"{kind}: field {f.name!r} has shape {shape}, expected {wanted}")
+def _check_array(kind: str, f: _Field, dtype: str, shape: tuple[int, ...]) -> None:
+    if dtype != f.dtype:
+        raise ProtocolError(f"{kind}: field {f.name!r} is {dtype}, expected {f.dtype}")
+    if len(shape) != len(f.shape) or any(w is not None and w != s for w, s in zip(f.shape, shape, strict=True)):
+        raise ProtocolError(f"{kind}: field {f.name!r} has shape {shape}, expected {f.shape}")
 
 
-@cache
-def _plain_types(message_type: type[Message]) -> dict[str, tuple[type, ...]]:
-    """Accepted Python types of every plain field, from its annotation."""
-    accepted = {}
-    for name, hint in typing.get_type_hints(message_type).items():
-        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        accepted[name] = tuple(typing.get_origin(option) or option for option in options)
-    return accepted
-
-
-def _check_plain(message_type: type[Message], name: str, value: Any) -> None:
-    accepted = _plain_types(message_type)[name]
+def _check_plain(kind: str, f: _Field, value: Any) -> None:
     # bool is an int in Python, and msgpack does not keep 1.0 apart from a float field given 1.
-    if type(value) in accepted or (float in accepted and type(value) is int):
+    if type(value) in f.plain or (float in f.plain and type(value) is int):
         return
-    names = " or ".join(t.__name__ for t in accepted)
-    raise ProtocolError(f"{message_type.KIND}: field {name!r} is {type(value).__name__}, expected {names}")
+    names = " or ".join(t.__name__ for t in f.plain)
+    raise ProtocolError(f"{kind}: field {f.name!r} is {type(value).__name__}, expected {names}")

@@ -64,3 +64,7 @@ class FrameContractError(VcpipeError):
 
 class StageTimeoutError(VcpipeError):
     """A stage gave no answer within its bound."""
+
+
+class RemoteError(VcpipeError):
+    """A server that a client talks to refused, failed or went away."""

@@ -6,7 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
+from cuda_emulation import cuda, emulated_cuda
+
+__all__ = ["cuda", "emulated_cuda", "fakes_for_children", "uncompiled"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,3 +19,11 @@ def fakes_for_children() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         yield
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """Steps run operation by operation, from when a test asks for this on."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()

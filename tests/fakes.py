@@ -7,6 +7,8 @@ samples of codes / 1000. A session's system prompt carries faults, separated by 
 error in frame 3 · ``tts:raise@3`` a bug · ``tts:exit@3`` the process vanishes · ``tts:abort@3`` it crashes ·
 ``tts:hang@3`` never returns · ``tts:sleep=0.05`` slow steps · ``tts:mute@3`` passes nothing on · ``tts:twice@3`` passes it
 on twice · ``codec:short@3`` a sample too few.
+
+A stage that is told of a bounded history warns of it.
 """
 
 from __future__ import annotations
@@ -32,10 +34,9 @@ FAKES = dict.fromkeys(STAGES, "fakes")
 
 
 class FakeStage:
-    warnings: list[str] = []
-
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *warnings: str) -> None:
         self.name = name
+        self.warnings = list(warnings)
 
     @property
     def prompt_codes(self) -> np.ndarray | None:
@@ -124,4 +125,6 @@ def parse_faults(prompt: str, stage: str) -> dict[str, float]:
 
 def load(config: StageConfig, progress: Progress) -> FakeStage:
     progress("loading", 0.5)
+    if config.tts_history_frames is not None:
+        return FakeStage(config.stage, f"{config.stage} sees {config.tts_history_frames} frames")
     return FakeStage(config.stage)

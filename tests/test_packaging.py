@@ -80,7 +80,9 @@ def test_versions_agree(pyproject: dict[str, Any]) -> None:
 
 
 def test_dependencies_are_those_imported(pyproject: dict[str, Any]) -> None:
-    names = {re.split(r"[\[<>=; ]", line)[0] for line in pyproject["project"]["dependencies"]}
+    """The extra ``serve`` among them; what ``mic`` names is imported by its name, where a microphone is asked for."""
+    lines = [*pyproject["project"]["dependencies"], *pyproject["project"]["optional-dependencies"]["serve"]]
+    names = {re.split(r"[\[<>=; ]", line)[0] for line in lines}
     modules = {"huggingface-hub": "huggingface_hub", "pyzmq": "zmq"}
     imported = set()
     for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
@@ -112,7 +114,8 @@ def test_wheel(tmp_path: Path) -> None:
     for folder in FOLDERS:
         modules = [path for path in (ROOT / folder).rglob("*.py") if path.parent.name != "_root"]
         expected |= {f"vcpipe/{path.relative_to(ROOT).as_posix()}" for path in modules}
-    expected |= {f"vcpipe/launch/embedded/{path.name}" for path in (ROOT / "launch" / "embedded").iterdir()}
+    for folder in ("embedded", "page"):
+        expected |= {f"vcpipe/launch/{folder}/{path.name}" for path in (ROOT / "launch" / folder).iterdir()}
     assert files == expected
     assert {"vcpipe/py.typed", "vcpipe/launch/embedded/model.safetensors"} <= files
     assert b"vcpipe = vcpipe.launch.cli:main" in entry_points

@@ -5,7 +5,6 @@ It holds Nemotron-H and its two heads; it draws no random numbers and knows no a
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +23,6 @@ from vcpipe.actors.weights import WeightLoader, load_stage
 from vcpipe.schemas.errors import ConfigError, ProtocolError
 from vcpipe.schemas.messages import OpenSession, Projected, TextStep
 from vcpipe.schemas.reports import Tokens
-
-_log = logging.getLogger(__name__)
 
 #: Positions for which everything is traced before the first session: five minutes. Behind them the key/value buffers double
 #: ever more rarely, and each time one frame takes longer.
@@ -76,17 +73,7 @@ class LanguageStage:
         self.prompt_states = PromptStates()
 
     def warm_up(self) -> None:
-        """Run once whatever a session's first minute may meet; where nothing can be compiled, settle for plain steps."""
-        try:
-            self._walk_through()
-        except RuntimeError as error:  # on the CPU, kernels are made by a C++ compiler, which may be missing
-            _log.warning("language: steps are not compiled, each takes longer: %s", str(error).partition("\n")[0])
-            self.model.without_compilation()
-            self._walk_through()
-        self.prompt_states.clear()
-
-    def _walk_through(self) -> None:
-        """A prompt and two frames, then a frame in each size of buffers."""
+        """Run once what a session's first minutes may meet: a prompt and two frames, then a frame in each size of buffers."""
         session, _ = self.open(OpenSession(system_prompt="warm up"))
         session.prefill()
         row = mx.zeros((1, 1, self.config.hidden_size))
@@ -96,6 +83,7 @@ class LanguageStage:
         while caches.length < _TRACED_POSITIONS:
             mx.eval(self.model.step(row, self.no_ids, caches)[0], caches.blocks)
             caches.length = caches.rows
+        self.prompt_states.clear()
 
     @property
     def no_ids(self) -> mx.array:

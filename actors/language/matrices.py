@@ -1,21 +1,21 @@
 """Matrices as the running network holds them: dense or packed, side by side where they meet the same input.
 
 A bfloat16 checkpoint meets activations of two dtypes: bfloat16 in a streaming session's prompt, float32 in audio frames.
-MLX then widens the narrower operand in every product. Weights never change, so that is done once, when the network for
-float32 activations is made; the values, and so the products, are the same.
+MLX widens the narrower operand in every product. Weights never change, so that is done once, when the network for float32
+activations is made; the values, and so the products, are the same. On CUDA it is not done: there the kernels behind
+:mod:`vcpipe.actors.product` widen what they read, and narrow weights are read in less time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from vcpipe.actors.matvec import quantized_matvec
+from vcpipe.actors.product import CudaMatrix, DenseRows, PackedTiles, on_cuda
 
 #: A packed embedding table is unpacked for good while that takes at most this much: one operation a look-up, not many.
 UNPACK_LIMIT_BYTES = 256 << 20
@@ -23,57 +23,90 @@ UNPACK_LIMIT_BYTES = 256 << 20
 #: Makes the form of a weight that the activations at hand want.
 Convert = Callable[[mx.array], mx.array]
 
+#: Weight, scales and biases as ``mx.quantize`` gives them.
+_Stored = tuple[mx.array, mx.array, mx.array]
 
-@dataclass(frozen=True)
+
 class _Dense:
-    """``weight`` (I, O): a transposed view of what the checkpoint stores; ``bias`` (O,)."""
+    """``rows`` (O, I): what the checkpoint stores; ``bias`` (O,)."""
 
-    weight: mx.array
-    bias: mx.array | None
+    def __init__(self, rows: mx.array, bias: mx.array | None) -> None:
+        self._rows = rows
+        self._columns = rows.T  # a view
+        self._bias = bias
 
     @classmethod
     def join(cls, linears: Sequence[Any]) -> _Dense:
-        return cls(_stack([linear.weight for linear in linears]).T, _bias(linears))
+        return cls(_stack([linear.weight for linear in linears]), _bias(linears))
 
     def __call__(self, x: mx.array) -> mx.array:
-        return x @ self.weight if self.bias is None else mx.addmm(self.bias, x, self.weight)
+        return x @ self._columns if self._bias is None else mx.addmm(self._bias, x, self._columns)
 
     def converted(self, convert: Convert, convert_matrix: Convert) -> _Dense:
-        return _Dense(convert_matrix(self.weight), None if self.bias is None else convert(self.bias))
+        return _Dense(convert_matrix(self._rows), None if self._bias is None else convert(self._bias))
+
+    def for_cuda(self) -> CudaMatrix:
+        return DenseRows(self._rows, self._bias)
+
+    def evaluate(self) -> None:
+        mx.eval(self._rows, self._columns, self._bias)
+
+    @property
+    def dense_weights(self) -> int:
+        return self._rows.size
 
 
-@dataclass(frozen=True)
 class _Packed:
-    """``weight`` (O, I * bits / 32) uint32, ``scales`` and ``biases`` (O, I / group_size); ``bias`` (O,)."""
+    """``stored``: weight (O, I * bits / 32) uint32, scales and biases (O, I / group_size); ``bias`` (O,)."""
 
-    weight: mx.array
-    scales: mx.array
-    biases: mx.array
-    bias: mx.array | None
-    group_size: int
-    bits: int
+    dense_weights = 0
+
+    def __init__(self, stored: _Stored, bias: mx.array | None, group_size: int, bits: int) -> None:
+        self._stored: _Stored | PackedTiles = stored
+        self._bias = bias
+        self._group_size, self._bits = group_size, bits
 
     @classmethod
     def join(cls, linears: Sequence[Any]) -> _Packed:
         weight, scales, biases = (
             _stack([linear[name] for linear in linears]) for name in ("weight", "scales", "biases")
         )
-        return cls(weight, scales, biases, _bias(linears), linears[0].group_size, linears[0].bits)
+        return cls((weight, scales, biases), _bias(linears), linears[0].group_size, linears[0].bits)
 
     def __call__(self, x: mx.array) -> mx.array:
-        product = quantized_matvec(x, self.weight, self.scales, self.biases, self.group_size, self.bits)
-        return product if self.bias is None else product + self.bias
+        weight, scales, biases = self._as_stored()
+        product = mx.quantized_matmul(x, weight, scales, biases, group_size=self._group_size, bits=self._bits)
+        return product if self._bias is None else product + self._bias
 
     def converted(self, convert: Convert, convert_matrix: Convert) -> _Packed:
-        bias = None if self.bias is None else convert(self.bias)
-        return replace(self, scales=convert(self.scales), biases=convert(self.biases), bias=bias)
+        weight, scales, biases = self._as_stored()
+        bias = None if self._bias is None else convert(self._bias)
+        return _Packed((weight, convert(scales), convert(biases)), bias, self._group_size, self._bits)
+
+    def for_cuda(self) -> CudaMatrix | None:
+        """From here on the matrix is held in the kernel's order alone, if there is a kernel for it."""
+        tiles = PackedTiles.of(*self._as_stored(), self._group_size, self._bits, self._bias)
+        if tiles is not None:
+            self._stored = tiles
+        return tiles
+
+    def evaluate(self) -> None:
+        held = self._stored
+        mx.eval([held.weight, held.scales] if isinstance(held, PackedTiles) else held, self._bias)
+
+    def _as_stored(self) -> _Stored:
+        return self._stored.unpacked() if isinstance(self._stored, PackedTiles) else self._stored
 
 
 class Projection:
-    """Linear layers with one input: (..., I) -> (..., O), their outputs one behind the other."""
+    """Linear layers with one input: (..., I) -> (..., O), their outputs one behind the other.
+
+    ``cuda``: the one matrix that they make up, as a kernel reads it; None where there are several, or no CUDA.
+    """
 
     def __init__(self, parts: Sequence[_Dense | _Packed]) -> None:
         self._parts = parts
+        self.cuda = parts[0].for_cuda() if len(parts) == 1 and on_cuda() else None
 
     @classmethod
     def merge(cls, linears: Sequence[nn.Module]) -> Projection:
@@ -92,13 +125,13 @@ class Projection:
         return converted
 
     def evaluate(self) -> None:
-        values = (getattr(part, field.name) for part in self._parts for field in fields(part))
-        mx.eval([value for value in values if isinstance(value, mx.array)])
+        for part in self._parts:
+            part.evaluate()
 
     @property
     def dense_weights(self) -> int:
         """How many numbers stand in dense matrices."""
-        return sum(part.weight.size for part in self._parts if isinstance(part, _Dense))
+        return sum(part.dense_weights for part in self._parts)
 
 
 class Embedding:

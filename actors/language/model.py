@@ -6,11 +6,13 @@ from collections import OrderedDict
 
 import mlx.core as mx
 
+from vcpipe.actors.compiled import compiled
 from vcpipe.actors.language.cache import Caches
 from vcpipe.actors.language.config import LanguageConfig
 from vcpipe.actors.language.matrices import Embedding
 from vcpipe.actors.language.nemotron_h import Network, Precision
 from vcpipe.actors.language.parameters import LanguageParameters, merge
+from vcpipe.actors.product import on_cuda
 
 #: Dense matrices are held a second time, in float32, while that takes at most this much. Above, as with a large bfloat16
 #: checkpoint, they are widened in every product: slower by the copying, but the memory stays that of the checkpoint.
@@ -30,17 +32,13 @@ class LanguageModel:
     def __init__(self, config: LanguageConfig, stored: LanguageParameters) -> None:
         self.config = config
         merge(stored)
-        widen = 4 * _dense_weights(stored) <= WIDEN_LIMIT_BYTES
+        widen = not on_cuda() and 4 * _dense_weights(stored) <= WIDEN_LIMIT_BYTES
         self.embedding = Embedding(stored.embed_tokens)
         self._wide = Network(config, stored, self.embedding, Precision(mx.float32, widen))
         self._networks = {mx.float32: self._wide}
         if (dtype := self.embedding.dtype) != mx.float32:
             self._networks[dtype] = Network(config, stored, self.embedding, Precision(dtype, False))
-        self._steps = {dtype: mx.compile(network.step) for dtype, network in self._networks.items()}
-
-    def without_compilation(self) -> None:
-        """From now on, take every step operation by operation."""
-        self._steps = {dtype: network.step for dtype, network in self._networks.items()}
+        self._steps = {dtype: compiled(network.step) for dtype, network in self._networks.items()}
 
     def step(self, row: mx.array, ids: mx.array, caches: Caches) -> tuple[mx.array, mx.array]:
         """One position: row (1, 1, hidden) of the audio channel and the previous ids (2,) -> ids (2,), hidden (1, 1, hidden).

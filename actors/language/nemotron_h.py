@@ -1,6 +1,7 @@
 """Nemotron-H (NVIDIA, 2025): Mamba-2, attention and MLP blocks in a fixed pattern, with a text and a function head.
 
-There is no position signal and no batch. Every mixer has two ways through it: ``__call__`` takes all positions at once from
+There is no position signal and no batch. A mixer is handed a block's input x and norm and gives x + mixed(norm(x)), as norm
+and sum are part of its first and last product. There are two ways through it: ``__call__`` takes all positions at once from
 an empty state, ``step`` takes one position and the block's state (see ``cache``) and returns the next state. ``step`` is
 written for few operations, since on small inputs their number is the time it takes.
 """
@@ -12,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vcpipe.actors.language import ssm, ssm_kernel
+from vcpipe.actors.language import attention_kernel, ssm, ssm_kernel
 from vcpipe.actors.language.cache import BlockState
 from vcpipe.actors.language.config import ATTENTION, MAMBA, MLP, LanguageConfig
 from vcpipe.actors.language.matrices import Convert, Embedding, Projection
@@ -23,10 +24,14 @@ from vcpipe.actors.language.parameters import (
     MambaParameters,
     MlpParameters,
 )
+from vcpipe.actors.product import Activation, RmsNorm, on_cuda, product
 
 
 class Precision:
-    """Makes weights ready for activations of ``dtype``; with ``widen_matrices`` dense matrices too."""
+    """Makes weights ready for activations of ``dtype``; with ``widen_matrices`` dense matrices too.
+
+    A matrix that is multiplied by a CUDA kernel stays as it is: the kernel widens what it reads.
+    """
 
     def __init__(self, dtype: mx.Dtype, widen_matrices: bool) -> None:
         self.dtype = dtype
@@ -37,6 +42,8 @@ class Precision:
         return _constant(stored.astype(mx.result_type(stored, self.dtype)))
 
     def projection(self, stored: Projection) -> Projection:
+        if stored.cuda is not None:
+            return stored
         keep: Convert = lambda matrix: matrix  # noqa: E731
         return stored.converted(self.vector, self.vector if self.widen_matrices else keep)
 
@@ -46,7 +53,6 @@ class MambaMixer:
 
     def __init__(self, config: LanguageConfig, stored: MambaParameters, precision: Precision) -> None:
         self._config = config
-        self._eps = config.layer_norm_epsilon
         self._in_proj = precision.projection(stored.in_proj)
         self._out_proj = precision.projection(stored.out_proj)
         per_head = (config.n_groups, config.mamba_num_heads // config.n_groups, 1)
@@ -58,41 +64,39 @@ class MambaMixer:
         self._dt_bias = _constant(stored.dt_bias.astype(mx.float32))
         self._decay = _constant(ssm.decay_rate(stored.A_log).reshape(per_head))
         self._skip = _constant(stored.D.astype(precision.dtype).reshape(per_head))
-        self._fused = self._make_fused() if precision.dtype == mx.float32 and ssm_kernel.available() else None
-        self._norm_weight = _constant(precision.vector(stored.norm.weight).reshape(1, config.n_groups, -1))
+        self._fused = self._make_fused() if on_cuda() else None
+        self._norm = RmsNorm(precision.vector(stored.norm.weight), config.layer_norm_epsilon, config.n_groups)
 
-    def __call__(self, h: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, norm: RmsNorm) -> mx.array:
         """All positions: (1, T, hidden) -> (1, T, hidden)."""
-        config, positions = self._config, h.shape[1]
-        gate, raw, dt = self._parts(self._in_proj(h))
+        config, positions = self._config, x.shape[1]
+        gate, raw, dt = self._parts(product(x, self._in_proj, norm=norm))
         window = mx.pad(raw, [(0, 0), (config.conv_kernel - 1, 0), (0, 0)])  # (1, T+k-1, C)
         mixed = self._activate(mx.conv1d(window, self._kernel, groups=config.conv_size))
-        x, b, c = self._split(mixed)
-        x = x.reshape(1, positions, config.mamba_num_heads, config.mamba_head_dim)
+        values, b, c = self._split(mixed)
+        values = values.reshape(1, positions, config.mamba_num_heads, config.mamba_head_dim)
         b, c = (part.reshape(1, positions, config.n_groups, config.ssm_state_size) for part in (b, c))
         dt = ssm.step_size(dt, self._dt_bias, config.time_step_limit)
-        y = ssm.scan(x, dt, self._decay.flatten(), b, c, self._skip.flatten())
-        gated = (_silu(gate) * y.flatten(2)).reshape(1, positions, config.n_groups, -1)
-        return self._out_proj((self._norm_weight * mx.fast.rms_norm(gated, None, self._eps)).flatten(2))
+        y = ssm.scan(values, dt, self._decay.flatten(), b, c, self._skip.flatten())
+        return product(_silu(gate) * y.flatten(2), self._out_proj, norm=self._norm, residual=x)
 
-    def step(self, h: mx.array, block: BlockState, seen: mx.array, at: mx.array) -> tuple[mx.array, BlockState]:
+    def step(
+        self, x: mx.array, norm: RmsNorm, block: BlockState, seen: mx.array, at: mx.array
+    ) -> tuple[mx.array, BlockState]:
         """One position: (1, 1, hidden) -> (1, 1, hidden)."""
         *past, state = block
-        projected = self._in_proj(h)
+        projected = product(x, self._in_proj, norm=norm)
+        if self._fused is not None:
+            gated, raw, state = self._fused(projected, past, state)
+        else:
+            gated, raw, state = self._gated(projected, past, state)
+        return product(gated, self._out_proj, norm=self._norm, residual=x), (*[*past, raw][1:], state)
+
+    def _gated(self, projected: mx.array, past: list[mx.array], state: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Of one position: gated y before the norm, (1, 1, inner), its raw row (1, 1, C) and the next state."""
+        config = self._config
         gate, raw, dt = self._parts(projected)
         window = [*past, raw]
-        if self._fused is not None:
-            gated, state = self._fused(projected, past, state)
-        else:
-            gated, state = self._gated(gate, window, dt, state)
-        normed = self._norm_weight * mx.fast.rms_norm(gated, None, self._eps)  # (1, G, R * P): within each group
-        return self._out_proj(normed.reshape(1, 1, -1)), (*window[1:], state)
-
-    def _gated(
-        self, gate: mx.array, window: list[mx.array], dt: mx.array, state: mx.array
-    ) -> tuple[mx.array, mx.array]:
-        """Of one position: gated y before the norm, (1, G, R * P), and the next state."""
-        config = self._config
         mixed = window[0].astype(mx.float32) * self._taps[0]
         for row, tap in zip(window[1:], self._taps[1:], strict=True):
             mixed = mixed + row.astype(mx.float32) * tap
@@ -100,7 +104,7 @@ class MambaMixer:
         heads, grouped = state.shape[:3], state.shape[:4]  # (1, G, R) and (1, G, R, P)
         dt = ssm.step_size(dt, self._dt_bias, config.time_step_limit).reshape(*heads, 1)
         y, state = ssm.step(x.reshape(grouped), dt, self._decay, b, c, self._skip, state)
-        return (_silu(gate).reshape(grouped) * y).reshape(1, config.n_groups, -1), state
+        return _silu(gate) * y.reshape(1, 1, -1), raw, state
 
     def _make_fused(self) -> ssm_kernel.StateSpaceKernel:
         bias = mx.zeros((self._config.conv_size,)) if self._conv_bias is None else self._conv_bias
@@ -137,30 +141,42 @@ class AttentionMixer:
             config.head_dim,
         )
         self._scale = config.head_dim**-0.5
+        self._fused = attention_kernel.usable(self._heads, self._kv_heads, self._head_dim)
         self._qkv_proj = precision.projection(stored.qkv_proj)
         self._o_proj = precision.projection(stored.o_proj)
 
-    def __call__(self, h: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, norm: RmsNorm) -> mx.array:
         """All positions: (1, T, hidden) -> (1, T, hidden)."""
-        rows = self._qkv_proj(h).reshape(1, h.shape[1], -1, self._head_dim).swapaxes(1, 2)
+        rows = product(x, self._qkv_proj, norm=norm).reshape(1, x.shape[1], -1, self._head_dim).swapaxes(1, 2)
         queries, keys, values = mx.split(rows, [self._heads, self._heads + self._kv_heads], axis=1)
-        mask = "causal" if h.shape[1] > 1 else None
+        mask = "causal" if x.shape[1] > 1 else None
         attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self._scale, mask=mask)
-        return self._o_proj(attended.swapaxes(1, 2).flatten(2))
+        return product(attended.swapaxes(1, 2).flatten(2), self._o_proj, residual=x)
 
-    def step(self, h: mx.array, block: BlockState, seen: mx.array, at: mx.array) -> tuple[mx.array, BlockState]:
+    def step(
+        self, x: mx.array, norm: RmsNorm, block: BlockState, seen: mx.array, at: mx.array
+    ) -> tuple[mx.array, BlockState]:
         """One position: (1, 1, hidden) -> (1, 1, hidden). ``seen`` (rows,): which rows of the buffer are filled.
 
-        The query heads of one key/value head make up the rows of one product with all its keys.
+        Attention reads the buffer behind the update, never the one before: that would keep it from being updated in place.
         """
         (buffer,) = block
-        queries, added = mx.split(self._qkv_proj(h), [self._heads * self._head_dim], axis=-1)
+        qkv = product(x, self._qkv_proj, norm=norm)
+        queries, added = mx.split(qkv, [self._heads * self._head_dim], axis=-1)
         buffer = mx.slice_update(buffer, added.reshape(1, 2 * self._kv_heads, 1, self._head_dim), at, axes=(2,))
+        if self._fused:
+            attended = attention_kernel.attend(qkv, buffer, at, self._heads)
+        else:
+            attended = self._attended(queries, buffer, seen)
+        return product(attended, self._o_proj, residual=x), (buffer,)
+
+    def _attended(self, queries: mx.array, buffer: mx.array, seen: mx.array) -> mx.array:
+        """The query heads of one key/value head make up the rows of one product with all its keys."""
         keys, values = mx.split(buffer, 2, axis=1)  # (1, kv_heads, rows, head_dim)
         queries = (queries * self._scale).reshape(1, self._kv_heads, -1, self._head_dim)
         scores = queries @ keys.swapaxes(2, 3)  # (1, kv_heads, heads / kv_heads, rows)
         weights = mx.softmax(mx.where(seen, scores, mx.finfo(scores.dtype).min), axis=-1, precise=True)
-        return self._o_proj((weights @ values).reshape(1, 1, -1)), (buffer,)
+        return (weights @ values).reshape(1, 1, -1)
 
 
 class MlpMixer:
@@ -170,13 +186,16 @@ class MlpMixer:
         self._up_proj = precision.projection(stored.up_proj)
         self._down_proj = precision.projection(stored.down_proj)
 
-    def __call__(self, h: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, norm: RmsNorm) -> mx.array:
         """(1, T, hidden) -> (1, T, hidden)."""
-        return self._down_proj(mx.square(mx.maximum(self._up_proj(h), 0)))
+        up = product(x, self._up_proj, norm=norm, activation=Activation.SQUARED_RELU)
+        return product(up, self._down_proj, residual=x)
 
-    def step(self, h: mx.array, block: BlockState, seen: mx.array, at: mx.array) -> tuple[mx.array, BlockState]:
+    def step(
+        self, x: mx.array, norm: RmsNorm, block: BlockState, seen: mx.array, at: mx.array
+    ) -> tuple[mx.array, BlockState]:
         """One position; there is nothing to remember."""
-        return self(h), block
+        return self(x, norm), block
 
 
 _MIXERS: dict[str, Callable[[LanguageConfig, Any, Precision], Any]] = {
@@ -190,18 +209,18 @@ class Backbone:
     """The blocks, x + mixer(norm(x)) each, and the final norm, for activations of one dtype."""
 
     def __init__(self, config: LanguageConfig, stored: BackboneParameters, precision: Precision) -> None:
-        self._eps = config.layer_norm_epsilon
-        self._norms = [precision.vector(layer.norm.weight) for layer in stored.layers]
+        eps = config.layer_norm_epsilon
+        self._norms = [RmsNorm(precision.vector(layer.norm.weight), eps) for layer in stored.layers]
         letters = zip(config.hybrid_override_pattern, stored.layers, strict=True)
         self._mixers = [_MIXERS[letter](config, layer.mixer, precision) for letter, layer in letters]
-        self._final_norm = precision.vector(stored.norm_f.weight)
+        self._final_norm = RmsNorm(precision.vector(stored.norm_f.weight), eps)
         self._first_attention = config.hybrid_override_pattern.find(ATTENTION)
 
     def __call__(self, x: mx.array) -> mx.array:
         """All positions from an empty state: (1, T, hidden) -> (1, T, hidden)."""
         for norm, mixer in zip(self._norms, self._mixers, strict=True):
-            x = x + mixer(mx.fast.rms_norm(x, norm, self._eps))
-        return mx.fast.rms_norm(x, self._final_norm, self._eps)
+            x = mixer(x, norm)
+        return self._final_norm(x)
 
     def step(self, x: mx.array, position: mx.array, blocks: list[BlockState]) -> tuple[mx.array, list[BlockState]]:
         """One position (1, 1, hidden), which is number ``position`` (1,), and the states of all blocks before it."""
@@ -209,10 +228,9 @@ class Backbone:
         seen = mx.arange(rows) <= position  # one mask for all
         after = []
         for norm, mixer, block in zip(self._norms, self._mixers, blocks, strict=True):
-            mixed, block = mixer.step(mx.fast.rms_norm(x, norm, self._eps), block, seen, position)
-            x = x + mixed
+            x, block = mixer.step(x, norm, block, seen, position)
             after.append(block)
-        return mx.fast.rms_norm(x, self._final_norm, self._eps), after
+        return self._final_norm(x), after
 
 
 class Network:
@@ -238,7 +256,7 @@ class Network:
 
     def next_ids(self, hidden: mx.array) -> mx.array:
         """hidden (1, 1, hidden) -> (2,): the most likely text id and function id, the lowest of equals."""
-        return mx.argmax(self._heads(hidden).reshape(2, -1), axis=-1)
+        return mx.argmax(product(hidden, self._heads).reshape(2, -1), axis=-1)
 
     def step(
         self, row: mx.array, ids: mx.array, position: mx.array, blocks: list[BlockState]

@@ -10,11 +10,11 @@ from vcpipe.actors.perception.fastconformer import (
     HIDDEN,
     MEL_WINDOW,
     FastConformer,
-    Position,
     alive,
     subsampled_length,
     window_mask,
 )
+from vcpipe.actors.perception.kernels import Position
 from vcpipe.schemas.errors import SessionClosedError
 
 #: Encoder frames that go through the blocks at once where a whole waveform is encoded: memory grows with this and the

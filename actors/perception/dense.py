@@ -1,10 +1,12 @@
-"""Linear layers as they run: float32 matrices laid out for products with a single row."""
+"""Linear layers as they run: matrices laid out for products with a single row."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
+
+from vcpipe.actors.product import DenseRows, on_cuda
 
 
 class PointwiseConv(nn.Module):
@@ -18,29 +20,43 @@ class PointwiseConv(nn.Module):
 
 
 class Dense(nn.Module):
-    """x @ matrix + bias: (..., inputs) -> (..., outputs).
+    """x @ matrix + bias: (..., inputs) -> (..., outputs). What :mod:`vcpipe.actors.product` calls a matrix.
 
-    The matrix is held as it is multiplied, (inputs, outputs), so that no step transposes it. On the CPU it is stored that
-    way too, because BLAS multiplies a single row by such a matrix 3 times faster; GPU kernels want the transposed storage.
+    The matrix is held as it is multiplied. For CUDA kernels those are its rows in the dtype in which they are stored, out of
+    ``set_dtype``'s reach. Elsewhere it is (inputs, outputs) float32, so that no step transposes or widens it. On the CPU it is
+    stored that way too, because BLAS multiplies a single row by such a matrix 3 times faster; Metal wants the transposed
+    storage.
     """
 
     def __init__(self, weight: mx.array, bias: mx.array | None = None) -> None:
         """``weight``: (outputs, inputs)."""
         super().__init__()
-        transposed = weight.astype(mx.float32).T
-        self.matrix = mx.contiguous(transposed) if mx.default_device().type == mx.cpu else transposed
+        self._rows = mx.contiguous(weight) if on_cuda() else None
+        if self._rows is None:
+            transposed = weight.astype(mx.float32).T
+            self.matrix = mx.contiguous(transposed) if mx.default_device().type == mx.cpu else transposed
         if bias is not None:
             self.bias = bias.astype(mx.float32)
-        mx.eval(self.parameters())
+        mx.eval(self.parameters(), self._rows)
+
+    @property
+    def rows(self) -> mx.array:
+        """(outputs, inputs)."""
+        return self.matrix.T if self._rows is None else self._rows
+
+    @property
+    def cuda(self) -> DenseRows | None:
+        """For the kernels, where there is CUDA."""
+        return None if self._rows is None else DenseRows(self._rows, self.get("bias"))
 
     def __call__(self, x: mx.array) -> mx.array:
-        y = x @ self.matrix
+        y = x @ (self.matrix if self._rows is None else self._rows.astype(mx.float32).T)
         return y + self.bias if "bias" in self else y
 
     @classmethod
     def of(cls, *layers: nn.Module) -> Dense:
         """One layer for several of the same inputs, linear (packed or not) or pointwise: their outputs side by side."""
-        weights = [_rows(layer) for layer in layers]
+        weights = [_rows_of(layer) for layer in layers]
         biases = [layer.bias.astype(mx.float32) for layer in layers if "bias" in layer]
         assert len(biases) in (0, len(layers))
         return cls(mx.concatenate(weights), mx.concatenate(biases) if biases else None)
@@ -55,9 +71,9 @@ def make_dense(module: nn.Module) -> None:
     module.update_modules(tree_map(replaced, module.leaf_modules(), is_leaf=nn.Module.is_module))
 
 
-def _rows(layer: nn.Module) -> mx.array:
-    """(outputs, inputs) float32; packed weights come out as exactly as they are multiplied."""
+def _rows_of(layer: nn.Module) -> mx.array:
+    """(outputs, inputs) as stored; packed weights come out as exactly as they are multiplied, in float32."""
     if isinstance(layer, nn.QuantizedLinear):
         scales, biases = (part.astype(mx.float32) for part in (layer.scales, layer.biases))
         return mx.dequantize(layer.weight, scales, biases, group_size=layer.group_size, bits=layer.bits)
-    return layer.weight.reshape(len(layer.weight), -1).astype(mx.float32)
+    return layer.weight.reshape(len(layer.weight), -1)

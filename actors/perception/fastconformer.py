@@ -12,8 +12,6 @@ Attribute names are the checkpoint's until ``prepare``, which a network needs be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,6 +19,8 @@ import numpy as np
 
 from vcpipe.actors.perception.config import EncoderConfig
 from vcpipe.actors.perception.dense import Dense, PointwiseConv, make_dense
+from vcpipe.actors.perception.kernels import BlockTable, Position, Tables, attend, convolve
+from vcpipe.actors.product import Activation, LayerNorm, product, product_of_normed
 
 #: Additive mask of what a query must not see.
 HIDDEN = -1e30
@@ -32,20 +32,6 @@ MEL_WINDOW = 15
 #: of the convolution, (1, frames, d_model). In a stream each is a ring that holds the present frame, too: it takes the place
 #: of the oldest, nothing is moved.
 BlockCache = tuple[mx.array, mx.array]
-
-
-#: A part of a block with a state of its own: (input, state) -> (output, state).
-_Part = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]
-
-
-class Position(NamedTuple):
-    """All that depends on where in its stream a frame is."""
-
-    newest: mx.array  # (window, 1) bool: the slot of the attention's ring that the frame takes
-    distances: mx.array  # (window,) int32: frames since each slot was taken
-    mask: mx.array  # (window,) float32: HIDDEN for slots not taken yet
-    newest_tap: mx.array  # (kernel, 1) bool and
-    tap_distances: mx.array  # (kernel,) int32: the same for the convolution's ring
 
 
 class Subsampling(nn.Module):
@@ -71,13 +57,18 @@ class Subsampling(nn.Module):
         self.out = nn.Linear(channels * subsampled_length(config.feat_in), config.d_model)
 
     def prepare(self) -> None:
-        """A depthwise bias moves into that of the pointwise layer after it; ``out`` reads channels last, as they come."""
+        """A depthwise bias moves into that of the pointwise layer after it; ``out`` reads channels last, as they come.
+
+        The convolutions widen first: they have many rows, which no kernel multiplies by a narrower matrix.
+        """
+        for layer in self.conv:
+            layer.set_dtype(mx.float32)
         make_dense(self)
         for depthwise, pointwise in ((self.conv[2], self.conv[3]), (self.conv[5], self.conv[6])):
             pointwise.bias = pointwise(depthwise.pop("bias"))
-        channels, width = len(self.conv[0].bias), self.out.matrix.shape[1]
-        by_channel = self.out.matrix.reshape(channels, -1, width)
-        self.out = Dense(by_channel.swapaxes(0, 1).reshape(-1, width).T, self.out.bias)
+        width, channels = len(self.out.bias), len(self.conv[0].bias)
+        by_channel = self.out.rows.reshape(width, channels, -1)
+        self.out = Dense(by_channel.swapaxes(1, 2).reshape(width, -1), self.out.bias)
 
     def __call__(self, mel: mx.array, start: int = 0, stop: int | None = None) -> mx.array:
         """(B, T, features) -> frames [start, stop) of the (B, T', d_model) that it gives."""
@@ -93,7 +84,7 @@ class Subsampling(nn.Module):
             x = self._convolve(stage, x, (0, 0))  # 7, 3, 1 frames
             if stage < 2:
                 x = x * alive[stage]
-        return self.out(x.reshape(1, -1))
+        return product(x.reshape(1, -1), self.out)
 
     def _convolve(self, stage: int, x: mx.array, time_padding: tuple[int, int]) -> mx.array:
         """(B, T, F, channels) -> half the frames and frequencies."""
@@ -180,19 +171,13 @@ class RelativeAttention(nn.Module):
         mixed = mx.fast.scaled_dot_product_attention(queries[:1], keys, values, scale=self._scale, mask=scores)
         return self.linear_out(mixed.swapaxes(1, 2).flatten(2)), window[:, :, chunk:]
 
-    def step(self, x: mx.array, window: mx.array, positions: mx.array, at: Position) -> tuple[mx.array, mx.array]:
-        """One frame, (1, d_model). positions: (1, heads, head_dim, slots of the window). Returns output and window.
-
-        Products with one row, and no fused attention: where that takes a mask, it is made of the same parts.
-        """
-        heads = self._heads
-        projected = self.linear_qkv(x).reshape(1, 3 * heads, 1, -1)  # (1, 3 * heads, 1, head_dim)
-        window = mx.where(at.newest, projected[:, heads:], window)
-        queries = projected[:, :heads] + self.pos_biases
-        by_content = queries[:1] @ window[:, :heads].swapaxes(2, 3)  # (1, heads, 1, slots)
-        scores = self._scale * by_content + queries[1:] @ positions + at.mask
-        mixed = mx.softmax(scores, axis=-1) @ window[:, heads:]
-        return self.linear_out(mixed.reshape(1, -1)), window
+    def step(
+        self, x: mx.array, norm: LayerNorm, window: mx.array, positions: mx.array, at: Position
+    ) -> tuple[mx.array, mx.array]:
+        """x + attention(norm(x)) of one frame, (1, d_model), and the ring with it; positions: of :meth:`Tables.of`."""
+        projected = product(x, self.linear_qkv, norm=norm)
+        mixed, window = attend(projected, self.pos_biases, window, positions, at)
+        return product(mixed, self.linear_out, residual=x), window
 
 
 def shift_to_distances(scores: mx.array, keys: int) -> mx.array:
@@ -224,13 +209,14 @@ class ConvModule(nn.Module):
         mixed = self.batch_norm(self.depthwise_conv(gated))
         return self.pointwise_conv2(nn.silu(mixed)), gated[:, chunk:]
 
-    def step(self, x: mx.array, past: mx.array, taps: mx.array, at: Position) -> tuple[mx.array, mx.array]:
-        """One frame, (1, d_model), the ring before it, (1, kernel, d_model), and the kernel by slots, of the same shape."""
-        past = mx.where(at.newest_tap, nn.glu(self.pointwise_conv1(x), axis=-1), past)
-        mixed = mx.sum(past * taps, axis=1)
-        if "bias" in self.depthwise_conv:
-            mixed = mixed + self.depthwise_conv.bias
-        return self.pointwise_conv2(nn.silu(self.batch_norm(mixed))), past
+    def step(
+        self, x: mx.array, norm: LayerNorm, past: mx.array, taps: mx.array, at: Position
+    ) -> tuple[mx.array, mx.array]:
+        """x + convolution(norm(x)) of one frame, (1, d_model), and the ring with it; taps: of :meth:`Tables.of`."""
+        gated = product(x, self.pointwise_conv1, norm=norm, activation=Activation.GATED_SIGMOID)
+        bias = self.depthwise_conv.get("bias")
+        mixed, past = convolve(gated, past, taps, at, bias, layer_norm(self.batch_norm))
+        return product(mixed, self.pointwise_conv2, residual=x), past
 
 
 class ConformerBlock(nn.Module):
@@ -252,28 +238,34 @@ class ConformerBlock(nn.Module):
         self, x: mx.array, cache: BlockCache, positions: mx.array, mask: mx.array
     ) -> tuple[mx.array, BlockCache]:
         """(1, c, d_model) and the state before it -> (1, c, d_model) and the state after it."""
-        return self._run(x, cache, lambda y, window: self.self_attn(y, window, positions, mask), self.conv)
-
-    def step(
-        self, x: mx.array, cache: BlockCache, positions: mx.array, taps: mx.array, at: Position
-    ) -> tuple[mx.array, BlockCache]:
-        """One frame, (1, d_model), and the state before it -> the same after it."""
-        return self._run(
-            x,
-            cache,
-            lambda y, window: self.self_attn.step(y, window, positions, at),
-            lambda y, past: self.conv.step(y, past, taps, at),
-        )
-
-    def _run(self, x: mx.array, cache: BlockCache, attend: _Part, convolve: _Part) -> tuple[mx.array, BlockCache]:
         window, past = cache
         x = x + 0.5 * self.feed_forward1(self.norm_feed_forward1(x))
-        attended, window = attend(self.norm_self_att(x), window)
+        attended, window = self.self_attn(self.norm_self_att(x), window, positions, mask)
         x = x + attended
-        convolved, past = convolve(self.norm_conv(x), past)
+        convolved, past = self.conv(self.norm_conv(x), past)
         x = x + convolved
         x = x + 0.5 * self.feed_forward2(self.norm_feed_forward2(x))
         return self.norm_out(x), (window, past)
+
+    def step(
+        self, x: mx.array, before: LayerNorm | None, cache: BlockCache, table: BlockTable, at: Position
+    ) -> tuple[mx.array, BlockCache]:
+        """One frame, (1, d_model), and the state before it -> the same after it, all but for this block's last norm.
+
+        ``before``: the last norm of the block before, which the first launch of this one does.
+        """
+        (window, past), (positions, taps) = cache, table
+        norm = layer_norm(self.norm_feed_forward1)
+        if before is None:
+            inner = product(x, self.feed_forward1.linear1, norm=norm, activation=Activation.SILU)
+        else:
+            inner, x = product_of_normed(x, before, norm, self.feed_forward1.linear1, Activation.SILU)
+        x = product(inner, self.feed_forward1.linear2, residual=x, factor=0.5)
+        x, window = self.self_attn.step(x, layer_norm(self.norm_self_att), window, positions, at)
+        x, past = self.conv.step(x, layer_norm(self.norm_conv), past, taps, at)
+        norm = layer_norm(self.norm_feed_forward2)
+        inner = product(x, self.feed_forward2.linear1, norm=norm, activation=Activation.SILU)
+        return product(inner, self.feed_forward2.linear2, residual=x, factor=0.5), (window, past)
 
 
 class FastConformer(nn.Module):
@@ -286,16 +278,16 @@ class FastConformer(nn.Module):
         self.layers = [ConformerBlock(config) for _ in range(config.n_layers)]
 
     def prepare(self) -> None:
-        """Bring the loaded weights into the form they run in: float32, and fewer arrays."""
-        self.set_dtype(mx.float32)
+        """Bring the loaded weights into the form they run in: fewer arrays, and what no kernel widens is float32."""
         self.pre_encode.prepare()
         for layer in self.layers:
             layer.self_attn.prepare()
         make_dense(self)
-        self._positions = mx.concatenate(self.project_positions(1))[:, :, ::-1]  # (layers, heads, window, head_dim) and
-        self._taps = mx.stack([layer.conv.depthwise_conv.weight[:, ::-1, 0].T for layer in self.layers])
-        # (layers, kernel, d_model), both by distance, 0 first.
-        mx.eval(self.parameters(), self._positions, self._taps)
+        self.set_dtype(mx.float32)
+        positions = mx.concatenate(self.project_positions(1))[:, :, ::-1]
+        taps = mx.stack([layer.conv.depthwise_conv.weight[:, ::-1, 0].T for layer in self.layers])
+        self._tables = Tables(positions, taps)
+        mx.eval(self.parameters())
 
     def empty_caches(self) -> list[BlockCache]:
         """State of every block before a waveform. The window is full-sized: :func:`window_mask` hides what is empty."""
@@ -332,15 +324,17 @@ class FastConformer(nn.Module):
 
     def step(self, x: mx.array, rings: list[BlockCache], at: Position) -> tuple[mx.array, list[BlockCache]]:
         """One subsampled frame, (1, d_model) -> the encoded frame, (1, d_model), and the rings after it. Pure; one shape."""
-        positions = mx.take(self._positions, at.distances, axis=2).swapaxes(2, 3)  # (layers, heads, head_dim, window)
-        taps = mx.take(self._taps, at.tap_distances, axis=1)  # (layers, kernel, d_model)
-        count = len(self.layers)
-        tables = zip(mx.split(positions, count), mx.split(taps, count), strict=True)
-        after = []
-        for layer, ring, (layer_positions, layer_taps) in zip(self.layers, rings, tables, strict=True):
-            x, ring = layer.step(x, ring, layer_positions, layer_taps, at)
+        after, before = [], None
+        for layer, ring, table in zip(self.layers, rings, self._tables.of(at), strict=True):
+            x, ring = layer.step(x, before, ring, table, at)
+            before = layer_norm(layer.norm_out)
             after.append(ring)
-        return x, after
+        return self.layers[-1].norm_out(x), after
+
+
+def layer_norm(layer: nn.LayerNorm) -> LayerNorm:
+    """As products take it."""
+    return LayerNorm(layer.weight, layer.bias, layer.eps)
 
 
 def sinusoids(first: int, last: int, width: int) -> mx.array:

@@ -12,10 +12,12 @@ import numpy as np
 from vcpipe.actors.compiled import compiled
 from vcpipe.actors.perception.cache import Positions
 from vcpipe.actors.perception.config import SUBSAMPLING, PerceptionConfig
-from vcpipe.actors.perception.fastconformer import MEL_WINDOW, BlockCache, Position, alive
+from vcpipe.actors.perception.fastconformer import MEL_WINDOW, BlockCache, alive
+from vcpipe.actors.perception.kernels import Position
 from vcpipe.actors.perception.mel import LogMel, MelStream
 from vcpipe.actors.perception.networks import Perception
 from vcpipe.actors.perception.rnnt import Scored, Transducer
+from vcpipe.actors.product import product
 
 #: Mel frames that the subsampling reads before those of the present frame.
 _MEL_TAIL = MEL_WINDOW - SUBSAMPLING
@@ -104,7 +106,7 @@ class FrameStep:
         # A compiled function is given tuples without names.
         encoded, rings = self._perception.encoder.step(x, rings, Position(*position))
         scored = self._transducer.score(encoded, from_prediction)
-        return self._perception.proj(encoded)[None], encoded, scored, mel[SUBSAMPLING:], rings
+        return product(encoded, self._perception.proj)[None], encoded, scored, mel[SUBSAMPLING:], rings
 
 
 class CachedPerception:

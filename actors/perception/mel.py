@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from vcpipe.actors.perception.config import MelConfig
+from vcpipe.actors.product import on_cuda
 from vcpipe.schemas.errors import AudioInputError, SessionClosedError
 
 
@@ -55,13 +56,21 @@ class LogMel:
 
     def log_mel(self, windowed: mx.array) -> mx.array:
         """(T, n_fft) -> (T, features) float32."""
-        power = mx.square(mx.abs(mx.fft.rfft(windowed)))  # (T, bins)
+        power = _power(mx.fft.rfft(windowed))  # (T, bins)
         mel = self._filters @ power.T  # (features, T)
         return mx.log(mel.T + self.config.log_zero_guard_value)
 
     def of_segment(self, segment: np.ndarray) -> mx.array:
         """As :meth:`windowed`, but (1, T, features)."""
         return self.log_mel(mx.array(self.windowed(segment)))[None]
+
+
+def _power(spectrum: mx.array) -> mx.array:
+    """|z|^2 of complex numbers, float32."""
+    if on_cuda():
+        # MLX's compiled CUDA kernels know no absolute value of complex numbers. Without its root only rounding differs.
+        return mx.square(mx.real(spectrum)) + mx.square(mx.imag(spectrum))
+    return mx.square(mx.abs(spectrum))
 
 
 class MelStream:

@@ -40,7 +40,10 @@ class PerceptionNetworks(nn.Module):
         self.rnnt_joint = JointNetwork(config.rnnt)
 
     def prepare(self) -> None:
-        """Bring the loaded weights into the form they run in: float32, fewer arrays. Their checkpoint names end here."""
+        """Bring the loaded weights into the form they run in: fewer arrays, in float32 or, for kernels, as they are stored.
+
+        Their checkpoint names end here.
+        """
         self.perception.encoder.prepare()
         self.rnnt_decoder.prepare()
         for part in (self.perception, self.rnnt_joint):

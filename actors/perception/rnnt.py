@@ -13,6 +13,7 @@ from vcpipe.actors.compiled import compiled
 from vcpipe.actors.perception.config import RnntConfig
 from vcpipe.actors.perception.dense import Dense
 from vcpipe.actors.perception.transcript import PieceTable, TranscriptText
+from vcpipe.actors.product import product
 
 #: Hidden and cell state of one LSTM layer, (1, hidden) each.
 LstmState = tuple[mx.array, mx.array]
@@ -77,8 +78,9 @@ class PredictionNetwork(nn.Module):
         inputs = mx.concatenate([products, lowest.bias[None]])
         self.pop("prediction")
         self.inputs = inputs.astype(mx.float32)  # (embeddings + 1, 4 * hidden)
-        self.recurrent = Dense(lowest.Wh)
-        self.joined = [Dense(mx.concatenate([layer.Wx, layer.Wh], axis=1), layer.bias) for layer in upper]
+        self.recurrent = Dense(lowest.Wh.astype(mx.float32))
+        joined = [mx.concatenate([layer.Wx, layer.Wh], axis=1).astype(mx.float32) for layer in upper]
+        self.joined = [Dense(matrix, layer.bias) for matrix, layer in zip(joined, upper, strict=True)]
         mx.eval(self.parameters())
 
     def empty_states(self) -> list[LstmState]:
@@ -106,9 +108,10 @@ class JointNetwork(nn.Module):
     def __call__(self, from_frame: mx.array, from_prediction: mx.array) -> mx.array:
         """Outputs of ``enc`` and ``pred``, (1, joint_hidden) each -> logits (1, classes)."""
         x = from_frame + from_prediction
-        for layer in self.joint_net:
+        *before, last = self.joint_net
+        for layer in before:
             x = layer(x)
-        return x
+        return product(x, last)
 
 
 class Transducer:
@@ -125,7 +128,7 @@ class Transducer:
 
     def score(self, encoded: mx.array, from_prediction: mx.array) -> Scored:
         """A frame, (1, encoder_hidden), beside the joint network's half of a prediction, (1, joint_hidden)."""
-        from_frame = self._joint.enc(encoded)
+        from_frame = product(encoded, self._joint.enc)
         return from_frame, self._best(from_frame, from_prediction)
 
     def _advance(
@@ -136,7 +139,7 @@ class Transducer:
 
     def _predict(self, token: mx.array, states: list[LstmState]) -> tuple[list[LstmState], mx.array]:
         states = self._predictor(token, states)
-        return states, self._joint.pred(states[-1][0])
+        return states, product(states[-1][0], self._joint.pred)
 
     def _best(self, from_frame: mx.array, from_prediction: mx.array) -> mx.array:
         return mx.argmax(self._joint(from_frame, from_prediction), axis=-1)

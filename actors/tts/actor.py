@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,12 +10,13 @@ import mlx.core as mx
 import numpy as np
 
 from vcpipe.actors.checkpoint import load_tokenizer, read_config
+from vcpipe.actors.compiled import compiled
 from vcpipe.actors.stage import Emitter, Progress, StageConfig
 from vcpipe.actors.tts.char_encoder import Spelling
 from vcpipe.actors.tts.config import PROMPT_POSITIONS, TtsConfig
 from vcpipe.actors.tts.ear_tts import SpeechDecoder
 from vcpipe.actors.tts.rng import session_key
-from vcpipe.actors.tts.step import DecoderState, Function, Snapshot, SnapshotStore, compiled
+from vcpipe.actors.tts.step import DecoderState, Snapshot, SnapshotStore
 from vcpipe.actors.weights import WeightLoader, load_stage
 from vcpipe.schemas.errors import ConfigError
 from vcpipe.schemas.messages import Codes, OpenSession, TextStep
@@ -43,7 +45,7 @@ def load(config: StageConfig, progress: Progress, load_weights: WeightLoader = l
     tts = TtsConfig.from_dict(settings.get("tts_config") or {})
     vocabulary = load_tokenizer(config.checkpoint).get_vocab(with_added_tokens=True)
     spelling = Spelling(vocabulary, tts.character_encoder.char_vocab_size)
-    decoder = SpeechDecoder(tts)
+    decoder = SpeechDecoder(tts, config.tts_history_frames)
     report = load_weights(
         decoder,
         config.checkpoint,
@@ -84,7 +86,7 @@ class TtsStage:
         self.silence_sum = self._model.code_sum(mx.array(self.silence_codes)[None, None])
         self._mask_sum = mx.zeros_like(self.silence_sum)
         mx.eval(self._model.parameters(), self.silence_sum, self._mask_sum)
-        self._step: Function | None = None
+        self._step: Callable[..., Any] | None = None
         # After the voice prompt alone: its codes, and the state, which no seed has a part in yet.
         self._voice: tuple[bytes, Snapshot] | None = None
         self._snapshots = SnapshotStore(_SNAPSHOTS)
@@ -139,16 +141,13 @@ class TtsStage:
         if text_id == self.ids.eos:
             state.code_sum = self.silence_sum
         state.caches = self._model.backbone.layout.make_room(state.caches, state.position)
-        step = self._step or self._compile_step(state)
+        if self._step is None:
+            self._step = compiled(self._model.guided_step)
         # Nothing but the graph holds the old buffers when it is evaluated, so they are written in place.
-        codes, state.code_sum, state.key, state.caches = step(*self._inputs(state, text_id))
+        codes, state.code_sum, state.key, state.caches = self._step(*self._inputs(state, text_id))
         mx.eval(codes, state.code_sum, state.key, state.caches)
         state.position += 1
         return np.array(codes).astype(np.int32).reshape(-1)
-
-    def _compile_step(self, state: DecoderState) -> Function:
-        self._step = compiled(self._model.guided_step, *self._inputs(state, self.ids.pad))
-        return self._step
 
     def _trace_later_sizes(self, state: DecoderState) -> None:
         """Let no frame wait while MLX traces the step for buffers that have doubled. Nothing is evaluated."""

@@ -3,13 +3,13 @@
 A *choice* (1, 1, W) float32 is the state of choosing codes: what is left of the continuous code (Z), the sum of the entries
 chosen so far (Z), and the codes themselves (Q, padded). Every table has one row a code that is added to the choice when the
 code is chosen: minus the entry, the entry, and the code in its codebook's column. All of it is exact in float32.
+
+On CUDA :func:`vcpipe.actors.tts.kernels.fix_codes` chooses from the tables as they are stored.
 """
 
 from __future__ import annotations
 
 import mlx.core as mx
-
-from vcpipe.actors.tts import kernels
 
 #: Rows of the tables are padded to a multiple of this, so that each begins on an aligned address.
 _ALIGNMENT = 4
@@ -18,7 +18,7 @@ _ALIGNMENT = 4
 class Codebooks:
     """Q tables of K entries, widened to float32 once.
 
-    ``entries``: the checkpoint's (Q, K, Z) tensor. Code K is the mask: it stands for an entry of zeros.
+    ``entries``: the checkpoint's (Q, K, Z) tensor.
     """
 
     def __init__(self, entries: mx.array) -> None:
@@ -30,13 +30,16 @@ class Codebooks:
         mx.eval(self._table)
         self._rows = [self._table[q : q + 1] for q in range(self.count)]  # views
         self._negated = [rows[..., : self.latent_size].swapaxes(1, 2) for rows in self._rows]  # (1, Z, K) views
-        # Squared in the stored dtype: that rounding is part of the distances.
-        self._norm_table = mx.sum(entries * entries, axis=-1).astype(mx.float32)  # (Q, K)
-        self._norms = [self._norm_table[q : q + 1][None] for q in range(self.count)]
+        norms = squared_norms(entries)
+        self._norms = [norms[q : q + 1][None] for q in range(self.count)]
         self._nothing = mx.zeros((1, 1, self._width - self.latent_size))
-        mx.eval(self._rows, self._negated, self._norm_table, self._norms, self._nothing)
+        mx.eval(self._rows, self._negated, self._norms, self._nothing)
 
-    # -------------------------------------------------------------------------------------------- choices
+    @property
+    def entries(self) -> mx.array:
+        """(Q, K, Z) float32."""
+        return self._table[..., self.latent_size : 2 * self.latent_size]
+
     def begin(self, residual: mx.array, choice: mx.array | None) -> mx.array:
         """``residual`` (1, 1, Z) as what is left to choose for, with the sum and codes of ``choice`` (None: none yet)."""
         chosen = self._nothing if choice is None else choice[..., self.latent_size :]
@@ -44,8 +47,6 @@ class Codebooks:
 
     def choose(self, choice: mx.array, first: int, count: int) -> mx.array:
         """Add the entries nearest to what is left, of ``count`` codebooks from ``first`` on, one after the other."""
-        if count > 1 and kernels.usable():
-            return kernels.choose(choice, self._table, self._norm_table, self.latent_size, first, count)
         for codebook in range(first, first + count):
             choice = self._choose_one(choice, codebook)
         return choice
@@ -66,18 +67,27 @@ class Codebooks:
         """(1, 1, Q), whole numbers in float32."""
         return choice[..., 2 * self.latent_size : 2 * self.latent_size + self.count]
 
-    # -------------------------------------------------------------------------------------------- codes
-    def depth_sum(self, codes: mx.array) -> mx.array:
-        """(..., Q) int -> (..., Z) float32, added in the order of the codebooks."""
-        total = mx.zeros((*codes.shape[:-1], self.latent_size))
-        for q, rows in enumerate(self._rows):
-            code = codes[..., q]
-            entry = rows[0, mx.minimum(code, self.size - 1)][..., self.latent_size : 2 * self.latent_size]
-            total = total + mx.where((code == self.size)[..., None], 0.0, entry)
-        return total
-
     def _rows_of(self, entries: mx.array, codebook: int) -> mx.array:
         """Entries (K, Z) of a codebook -> its rows (K, W)."""
         columns = mx.arange(self._width - 2 * self.latent_size)[None]
         codes = mx.where(columns == codebook, mx.arange(self.size)[:, None], 0).astype(mx.float32)
         return mx.concatenate([-entries, entries, codes], axis=1)
+
+
+def squared_norms(entries: mx.array) -> mx.array:
+    """(Q, K, Z) -> (Q, K) float32, squared in the stored dtype: that rounding is part of the distances."""
+    return mx.sum(entries * entries, axis=-1).astype(mx.float32)
+
+
+def depth_sum(entries: mx.array, codes: mx.array) -> mx.array:
+    """Codes (..., Q) int of ``entries`` (Q, K, Z) -> (..., Z) float32, added in the order of the codebooks.
+
+    Code K is the mask: it stands for an entry of zeros.
+    """
+    total = mx.zeros((*codes.shape[:-1], entries.shape[-1]))
+    size = entries.shape[1]
+    for q in range(entries.shape[0]):
+        code = codes[..., q]
+        entry = entries[q][mx.minimum(code, size - 1)].astype(mx.float32)
+        total = total + mx.where((code == size)[..., None], 0.0, entry)
+    return total

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
+from vcpipe.actors.product import product
 from vcpipe.actors.tts.backbone import Backbone
 from vcpipe.actors.tts.char_encoder import CharAwareEncoder
-from vcpipe.actors.tts.codebooks import Codebooks
+from vcpipe.actors.tts.codebooks import depth_sum
 from vcpipe.actors.tts.config import PROMPT_POSITIONS, TtsConfig
-from vcpipe.actors.tts.layers import OffsetNorm, as_factor, dense_weight, prepare_layers, settle
+from vcpipe.actors.tts.layers import OffsetNorm, matrix_of, prepare_layers, settle
 from vcpipe.actors.tts.mog import MogHead
-from vcpipe.actors.tts.rng import next_key
+from vcpipe.actors.tts.passes import CudaPass, PlainPass
+from vcpipe.actors.tts.rng import draws
 
 
 class GatedFusion(nn.Module):
@@ -35,14 +37,13 @@ class GatedFusion(nn.Module):
 
     def prepare(self) -> None:
         """Evaluate the gates, in the stored dtype."""
-        self._audio = as_factor(dense_weight(self.audio_proj)), self.audio_proj.bias.astype(mx.float32)
+        self.audio = matrix_of(self.audio_proj)
         self._gates = (mx.sigmoid(self.gate).astype(mx.float32), mx.sigmoid(self.residual_scale).astype(mx.float32))
         settle(self, "audio_proj")
 
     def __call__(self, audio: mx.array, text: mx.array) -> mx.array:
         """Code embedding (1, T, H) float32, what ``text_proj`` made of the condition (2, T, H) -> rows (1, 2 * T, H)."""
-        weight, bias = self._audio
-        audio = (audio / self.codebooks) @ weight + bias
+        audio = product(audio / self.codebooks, self.audio)
         gate, scale = self._gates
         fused = scale * (gate * audio + (1.0 - gate) * text)
         return self.final_norm(fused.reshape(1, -1, fused.shape[-1]))
@@ -69,13 +70,14 @@ class EarTts(nn.Module):
         self.embed_subword = CharAwareEncoder(config.character_encoder, dims)
         self.gated_fusion_audio_text = GatedFusion(dims, config.num_quantizers, config.rms_norm_eps)
         self.mog_head = MogHead(config)
-        self.codebooks: Codebooks | None = None
+        self._pass: CudaPass | PlainPass | None = None
 
     def prepare(self) -> None:
         """Derive everything that depends on the weights alone; what it stands in for is let go."""
         prepare_layers(self)
-        self._embedding = as_factor(dense_weight(self.embed_code))
-        self.codebooks = Codebooks(self.rvq_embs)
+        self.embedding = matrix_of(self.embed_code)
+        kind = CudaPass if CudaPass.usable(self.config) else PlainPass
+        self._pass = kind(self.config, self.mog_head, self.rvq_embs)
         settle(self, "embed_code", "rvq_embs", "audio_prompt_projection_W")
 
     # -------------------------------------------------------------------------------------------- inputs
@@ -87,12 +89,11 @@ class EarTts(nn.Module):
 
     def code_sum(self, codes: mx.array) -> mx.array:
         """Codes (..., Q) -> their entries summed, (..., Z) float32."""
-        assert self.codebooks is not None, "prepare() comes before the first call"
-        return self.codebooks.depth_sum(codes)
+        return depth_sum(self._prepared_pass().entries, codes)
 
-    def _embed(self, code_sum: mx.array) -> mx.array:
-        """(1, T, Z) -> (1, T, H)."""
-        return code_sum @ self._embedding
+    def _prepared_pass(self) -> CudaPass | PlainPass:
+        assert self._pass is not None, "prepare() comes before the first call"
+        return self._pass
 
     # -------------------------------------------------------------------------------------------- steps
     def prefill(self, codes: mx.array, text: mx.array, latents: mx.array) -> tuple[mx.array, list[mx.array]]:
@@ -102,7 +103,7 @@ class EarTts(nn.Module):
         which gets the code before it and the begin-of-speech mark.
         """
         shifted = mx.concatenate([mx.zeros_like(codes[:, :1]), codes[:, :-1]], axis=1)
-        embedded = self._embed(self.code_sum(shifted))
+        embedded = product(self.code_sum(shifted), self.embedding)
         audio = mx.concatenate([latents.astype(embedded.dtype)[:, :-1], embedded[:, -1:] + self.bos_emb], axis=1)
         return self.backbone.prefill(self.gated_fusion_audio_text(audio, text))
 
@@ -132,7 +133,7 @@ class EarTts(nn.Module):
         caches: Sequence[mx.array],
     ) -> tuple[mx.array, list[mx.array]]:
         """The step's backbone half: -> hidden (1, 2, H), caches."""
-        fused = self.gated_fusion_audio_text(self._embed(code_sum), text)
+        fused = self.gated_fusion_audio_text(product(code_sum, self.embedding), text)
         return self.backbone.step(fused, position, slots, caches)
 
     def refine(self, hidden: mx.array, key: mx.array) -> tuple[mx.array, mx.array, mx.array]:
@@ -141,21 +142,17 @@ class EarTts(nn.Module):
         Iterative refinement as in MaskGIT: every pass predicts a continuous code for what is still missing, given the codes
         fixed so far, and fixes the next few codebooks. A pass draws twice, one uniform array and one normal.
         """
-        codebooks = self.codebooks
-        assert codebooks is not None, "prepare() comes before the first call"
+        one_pass, config = self._prepared_pass(), self.config
+        key, drawn = draws(key, len(self.passes), config.mog_head.num_predictions, config.latent_size)
         choice: mx.array | None = None
         done = 0
-        for count in self.passes:
-            key, component_key = next_key(key)
-            key, noise_key = next_key(key)
+        for count, (uniform, normal) in zip(self.passes, drawn, strict=True):
             # Nothing chosen embeds to zero.
-            given = hidden if choice is None else hidden + self._embed(codebooks.sum_of(choice))
-            mean, log_std = self.mog_head(given, component_key)
-            noise = mx.exp(log_std) * mx.random.normal(mean.shape, key=noise_key) * self.config.noise_scale
-            choice = codebooks.choose(codebooks.begin(mean + noise, choice), done, count)
+            given = hidden if choice is None else product(one_pass.rows_of(choice), self.embedding, residual=hidden)
+            choice = one_pass(given, uniform, normal, choice, done, count)
             done += count
         assert choice is not None, "the schedule has a pass"
-        return codebooks.codes_of(choice), codebooks.sum_of(choice), key
+        return one_pass.codes_of(choice), one_pass.sum_of(choice), key
 
 
 class PromptLatents(nn.Module):

@@ -1,8 +1,7 @@
-"""CUDA kernels that stand in for runs of small operations.
+"""CUDA kernels that stand in for runs of small operations: see ``kernels.cuh``.
 
 The step is bound by the launches of its operations, not by what they compute. Each function here does in one launch what the
-plain operations beside its caller do in many, equal but for the order in which sums are added; on any other device the plain
-operations run. :data:`ENABLED` is the one switch.
+plain operations beside its caller do in many, equal but for the order in which sums are added.
 """
 
 from __future__ import annotations
@@ -12,210 +11,125 @@ from typing import Any
 
 import mlx.core as mx
 
-#: Whether the kernels are used where there is CUDA.
-ENABLED = True
+from vcpipe.actors.product import RmsNorm, included, on_cuda
 
-_WARP = 32
-
-#: Threads that share a row of a norm, and that search one share of a codebook.
-_NORM_THREADS = 384
-_SEARCH_THREADS = 256
+_THREADS = 256
 
 #: Blocks that search a codebook together. They wait for each other, so all of them must be able to run at once.
 _SEARCH_BLOCKS = 64
 
-#: Components that one block can draw from: a thread each.
-_MOST_COMPONENTS = 1024
-
-_HEADER = r"""
-__device__ __forceinline__ float sum_of_block(float value, float* shared) {
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-  __syncthreads();
-  float total = 0.0f;
-  for (unsigned i = 0; i < blockDim.x / 32; ++i) total += shared[i];
-  return total;
-}
-
-__device__ __forceinline__ float max_of_block(float value, float* shared) {
-  for (int offset = 16; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-  __syncthreads();
-  float top = shared[0];
-  for (unsigned i = 1; i < blockDim.x / 32; ++i) top = fmaxf(top, shared[i]);
-  return top;
-}
-
-// The greatest score wins and of equals the lowest index. Nothing packs to 0.
-__device__ __forceinline__ unsigned long long packed(float score, unsigned index) {
-  unsigned bits = __float_as_uint(score);
-  bits = (bits & 0x80000000u) ? ~bits : (bits | 0x80000000u);
-  return (static_cast<unsigned long long>(bits) << 32) | (0xffffffffu - index);
-}
-
-__device__ __forceinline__ unsigned long long best_of_block(unsigned long long best, unsigned long long* shared) {
-  for (int offset = 16; offset > 0; offset /= 2) {
-    unsigned long long other = __shfl_xor_sync(0xffffffffu, best, offset);
-    best = other > best ? other : best;
-  }
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = best;
-  __syncthreads();
-  best = shared[0];
-  for (unsigned i = 1; i < blockDim.x / 32; ++i) best = shared[i] > best ? shared[i] : best;
-  return best;
-}
-"""
-
-_ADD_NORM = r"""
-  __shared__ float shared[32];
-  const int row = blockIdx.x * DIMS;
-  float squares = 0.0f;
-  for (int i = threadIdx.x; i < DIMS; i += blockDim.x) squares += y[row + i] * y[row + i];
-  const float post = rsqrtf(sum_of_block(squares, shared) / DIMS + post_eps[0]);
-  squares = 0.0f;
-  for (int i = threadIdx.x; i < DIMS; i += blockDim.x) {
-    const float value = x[row + i] + y[row + i] * post * post_scale[i];
-    sum[row + i] = value;
-    squares += value * value;
-  }
-  const float next = rsqrtf(sum_of_block(squares, shared) / DIMS + next_eps[0]);
-  for (int i = threadIdx.x; i < DIMS; i += blockDim.x) normed[row + i] = sum[row + i] * next * next_scale[i];
-"""
-
-_DRAW = r"""
-  __shared__ float shared[32];
-  __shared__ unsigned long long winners[32];
-  __shared__ float masses[COUNT];
-  const unsigned i = threadIdx.x;
-  const bool real = i < COUNT;
-  const float logit = real ? logits[i] : -3.402823466e+38f;
-  const float top = max_of_block(logit, shared);
-  const float weight = real ? expf(logit - top) : 0.0f;
-  const float mass = weight / sum_of_block(weight, shared);
-  if (real) masses[i] = mass;
-  __syncthreads();
-  // Of two equal entries the later one counts as the more probable.
-  float above = 0.0f;
-  if (real) {
-    for (unsigned j = 0; j < COUNT; ++j) above += (masses[j] > mass || (masses[j] == mass && j > i)) ? masses[j] : 0.0f;
-  }
-  const bool kept = real && above < top_p[0];
-  const float total = sum_of_block(kept ? weight : 0.0f, shared);
-  unsigned long long best = 0;
-  if (kept) best = packed(logf(weight / total) - logf(1e-8f - logf(uniform[i] + 1e-8f)), i);
-  best = best_of_block(best, winners);
-  if (i == 0) component[0] = best ? 0xffffffffu - static_cast<unsigned>(best) : 0;
-"""
-
-_CHOOSE = r"""
-  __shared__ float left[LATENT];
-  __shared__ unsigned long long winners[32];
-  const int lane = threadIdx.x % 32;
-  const int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-  const int warps = gridDim.x * (blockDim.x / 32);
-  for (int i = threadIdx.x; i < LATENT; i += blockDim.x) left[i] = choice[i];
-  if (blockIdx.x == 0) {
-    for (int i = threadIdx.x; i < WIDTH; i += blockDim.x) chosen[i] = choice[i];
-  }
-  __syncthreads();
-  // [0] counts the blocks that have reported, [1 + n] takes the best of the n-th codebook.
-  unsigned long long* cells = reinterpret_cast<unsigned long long*>(exchange);
-  for (int n = 0; n < COUNT; ++n) {
-    const float* table = rows + static_cast<long long>(FIRST + n) * SIZE * WIDTH;
-    unsigned long long best = 0;
-    for (int k = warp; k < SIZE; k += warps) {
-      float product = 0.0f;
-      for (int i = lane; i < LATENT; i += 32) product += left[i] * table[static_cast<long long>(k) * WIDTH + i];
-      for (int offset = 16; offset > 0; offset /= 2) product += __shfl_xor_sync(0xffffffffu, product, offset);
-      const unsigned long long candidate = packed(-(norms[(FIRST + n) * SIZE + k] + 2.0f * product), k);
-      best = candidate > best ? candidate : best;
-    }
-    best = best_of_block(best, winners);
-    if (threadIdx.x == 0) {
-      atomicMax(cells + 1 + n, best);
-      __threadfence();
-      atomicAdd(cells, 1ull);
-      const unsigned long long all = static_cast<unsigned long long>(n + 1) * gridDim.x;
-      while (*static_cast<volatile unsigned long long*>(cells) < all) {}
-      __threadfence();
-    }
-    __syncthreads();
-    const unsigned long long winner = *static_cast<volatile unsigned long long*>(cells + 1 + n);
-    const float* row = table + static_cast<long long>(0xffffffffu - static_cast<unsigned>(winner)) * WIDTH;
-    for (int i = threadIdx.x; i < LATENT; i += blockDim.x) left[i] += row[i];
-    if (blockIdx.x == 0) {
-      for (int i = threadIdx.x; i < WIDTH; i += blockDim.x) chosen[i] += row[i];
-    }
-    __syncthreads();
-  }
-"""
+#: Numbers that fit into a block's shared memory beside a kernel's small things.
+_MOST_SHARED = 11776
 
 
-def usable() -> bool:
-    """Whether the kernels run here."""
-    return ENABLED and mx.default_device().type == mx.gpu and bool(mx.cuda.is_available())
-
-
-def add_norm(
-    x: mx.array, y: mx.array, post: tuple[mx.array, float], following: tuple[mx.array, float]
-) -> tuple[mx.array, mx.array]:
-    """x + RMS norm of y, and the RMS norm of that; x and y (1, N, D), the norms as (scale (D,), eps)."""
+def norm_of_sum(x: mx.array, y: mx.array, post: RmsNorm, norm: RmsNorm) -> mx.array:
+    """norm(x + post(y)), all (1, N, D) float32."""
+    if not on_cuda():
+        return norm(x + post(y))
     dims = x.shape[-1]
-    names = ["x", "y", "post_scale", "post_eps", "next_scale", "next_eps"]
-    total, normed = _kernel("add_norm", tuple(names), ("sum", "normed"), _ADD_NORM)(
-        inputs=[x, y, *post, *following],
+    names = ("x", "y", "post_scale", "post_eps", "scale", "eps")
+    (normed,) = _kernel("norm_of_sum", ("DIMS",), names, "normed")(
+        inputs=[x, y, post.scale, post.eps, norm.scale, norm.eps],
         template=[("DIMS", dims)],
-        grid=(x.size // dims * _NORM_THREADS, 1, 1),
-        threadgroup=(_NORM_THREADS, 1, 1),
-        output_shapes=[x.shape, x.shape],
-        output_dtypes=[mx.float32, mx.float32],
+        grid=(x.size // dims * _THREADS, 1, 1),
+        threadgroup=(_THREADS, 1, 1),
+        output_shapes=[x.shape],
+        output_dtypes=[mx.float32],
     )
-    return total, normed
+    return normed
 
 
-def can_draw(components: int) -> bool:
-    """Whether :func:`draw` takes so many components."""
-    return usable() and components <= _MOST_COMPONENTS
-
-
-def draw(logits: mx.array, top_p: float, uniform: mx.array) -> mx.array:
-    """Index (1,) uint32 drawn from the nucleus of ``logits`` by as many ``uniform`` numbers."""
-    threads = -(-logits.size // _WARP) * _WARP
-    (component,) = _kernel("draw", ("logits", "top_p", "uniform"), ("component",), _DRAW)(
-        inputs=[logits, top_p, uniform],
-        template=[("COUNT", logits.size)],
-        grid=(threads, 1, 1),
-        threadgroup=(threads, 1, 1),
-        output_shapes=[(1,)],
+def key_chain(state: mx.array, count: int) -> mx.array:
+    """(1 + count, 2) uint32: the state after ``count`` draws, then the key of each draw."""
+    (keys,) = _kernel("key_chain", ("COUNT",), ("state",), "keys")(
+        inputs=[state],
+        template=[("COUNT", count)],
+        grid=(1, 1, 1),
+        threadgroup=(1, 1, 1),
+        output_shapes=[(1 + count, 2)],
         output_dtypes=[mx.uint32],
     )
-    return component
+    return keys
 
 
-def choose(choice: mx.array, rows: mx.array, norms: mx.array, latent: int, first: int, count: int) -> mx.array:
-    """``choice`` (1, 1, W) after ``count`` codebooks from ``first`` on; ``rows`` (Q, K, W) and ``norms`` (Q, K) of all.
+def can_fix_codes(components: int, rank: int, dims: int, latent: int) -> bool:
+    """Whether :func:`fix_codes` takes sizes P, rank, H and Z."""
+    return dims % 4 == 0 and latent % 4 == 0 and 2 * components + rank + dims + latent <= _MOST_SHARED
 
-    ``latent``: how many leading columns the distances are of. See :class:`Codebooks`.
+
+def fix_codes(
+    projected: mx.array,
+    x: mx.array,
+    scale: mx.array,
+    to_low: mx.array,
+    from_low: mx.array,
+    entries: mx.array,
+    norms: mx.array,
+    settings: mx.array,
+    uniform: mx.array,
+    normal: mx.array,
+    choice: mx.array | None,
+    first: int,
+    count: int,
+) -> mx.array:
+    """The end of a refinement pass -> the choice after it: see :func:`sums_of` and :func:`codes_of`.
+
+    ``projected``: (1, 2, P + Z + 1), the MoG head's logits, offsets and log_std of the norm, with ``scale`` (H,), of ``x``
+    (1, 2, H). ``to_low`` (P, rank, H) and ``from_low`` (P, Z, rank): of its components. ``entries`` (Q, K, Z) and ``norms``
+    (Q, K) float32: of the codebooks, of which ``count`` are fixed from ``first`` on. ``settings`` (5,): the norm's epsilon,
+    guidance scale, top_p, least log_std, noise scale. ``uniform`` (1, 1, P) and ``normal`` (1, 1, Z) numbers. ``choice``: None
+    before the first pass. The three tables may have any dtype.
     """
-    size, width = rows.shape[1:]
-    chosen, _ = _kernel("choose", ("choice", "rows", "norms"), ("chosen", "exchange"), _CHOOSE)(
-        inputs=[choice, rows, norms],
-        template=[("LATENT", latent), ("WIDTH", width), ("SIZE", size), ("FIRST", first), ("COUNT", count)],
-        grid=(_SEARCH_BLOCKS * _SEARCH_THREADS, 1, 1),
-        threadgroup=(_SEARCH_THREADS, 1, 1),
-        output_shapes=[choice.shape, (1 + count,)],
-        output_dtypes=[mx.float32, mx.uint64],
+    (components, rank, dims), (books, size, latent) = to_low.shape, entries.shape
+    template = {"P": components, "RANK": rank, "H": dims, "Z": latent, "Q": books, "K": size}
+    inputs = {
+        "projected": projected,
+        "x": x,
+        "scale": scale,
+        "to_low": to_low,
+        "from_low": from_low,
+        "uniform": uniform,
+        "normal": normal,
+        "previous": normal if choice is None else choice,
+        "entries": entries,
+        "norms": norms,
+        "span": mx.array([first, count], mx.int32),
+        "settings": settings,
+    }
+    (chosen,) = _kernel("fix_codes", tuple(template), tuple(inputs), "chosen")(
+        inputs=list(inputs.values()),
+        template=list(template.items()),
+        grid=(_SEARCH_BLOCKS * _THREADS, 1, 1),
+        threadgroup=(_THREADS, 1, 1),
+        output_shapes=[(1, 1, _sums_at(entries) + 2 * latent + books)],
+        output_dtypes=[mx.float32],
         init_value=0.0,
     )
     return chosen
 
 
+def sums_of(choice: mx.array, entries: mx.array) -> mx.array:
+    """(1, 2, Z): the chosen entries, added in the order of the codebooks, once for each row under guidance."""
+    start, latent = _sums_at(entries), entries.shape[-1]
+    return choice[..., start : start + 2 * latent].reshape(1, 2, latent)
+
+
+def codes_of(choice: mx.array, entries: mx.array) -> mx.array:
+    """(1, 1, Q), whole numbers in float32."""
+    return choice[..., _sums_at(entries) + 2 * entries.shape[-1] :]
+
+
+def _sums_at(entries: mx.array) -> int:
+    """A choice begins with the cells of 8 bytes in which blocks meet, one and one for each codebook, up to 16 bytes."""
+    return -(-2 * (1 + entries.shape[0]) // 4) * 4
+
+
 @cache
-def _kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], source: str) -> Any:
-    kernel: Any = mx.fast.cuda_kernel(
-        name=f"tts_{name}", input_names=list(inputs), output_names=list(outputs), source=source, header=_HEADER
+def _kernel(name: str, template: tuple[str, ...], inputs: tuple[str, ...], output: str) -> Any:
+    return mx.fast.cuda_kernel(
+        name=f"vcpipe_tts_{name}",
+        input_names=list(inputs),
+        output_names=[output],
+        source=f"{name}<{', '.join(template)}>({', '.join([*inputs, output])});",
+        header=included("vcpipe.actors.tts", "numbers.cuh") + included("vcpipe.actors.tts", "kernels.cuh"),
     )
-    return kernel

@@ -6,12 +6,16 @@ with a leading underscore: MLX does not count them as parameters.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from vcpipe.actors.tts import kernels
+from vcpipe.actors.product import DenseRows, RmsNorm, gelu_tanh, on_cuda
+
+#: Rearranges the rows or the columns of a matrix (O, I).
+Arrange = Callable[[mx.array], mx.array]
 
 
 class GemmaNorm(nn.Module):
@@ -28,13 +32,18 @@ class GemmaNorm(nn.Module):
         """(D,) float32."""
         return (1.0 + self.weight).astype(mx.float32)
 
+    @property
+    def rms(self) -> RmsNorm:
+        """This norm, as products take it."""
+        return RmsNorm(self._scale, self.eps)
+
     def prepare(self) -> None:
         """Make the scale."""
         self._scale = self.scale
         settle(self)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x, self._scale, self.eps)
+        return self.rms(x)
 
 
 class OffsetNorm(nn.Module):
@@ -46,28 +55,18 @@ class OffsetNorm(nn.Module):
         self._scale = self.weight
         self.eps = eps
 
+    @property
+    def rms(self) -> RmsNorm:
+        """This norm of float32, as products take it."""
+        return RmsNorm(self._scale, self.eps)
+
     def prepare(self) -> None:
         """Make the scale."""
         self._scale = 1.0 + self.weight.astype(mx.float32)
         settle(self)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x.astype(mx.float32), self._scale, self.eps).astype(x.dtype)
-
-
-def add_norm(
-    x: mx.array, y: mx.array, post: GemmaNorm | OffsetNorm, following: GemmaNorm | OffsetNorm
-) -> tuple[mx.array, mx.array]:
-    """x + post(y) and what ``following`` makes of it; all (1, N, D) float32."""
-    if kernels.usable():
-        return kernels.add_norm(x, y, (post._scale, post.eps), (following._scale, following.eps))
-    x = x + post(y)
-    return x, following(x)
-
-
-def gelu_tanh(x: mx.array) -> mx.array:
-    """Gaussian error linear unit in its tanh form. Plain operations, as they are part of a compiled step."""
-    return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        return self.rms(x.astype(mx.float32)).astype(x.dtype)
 
 
 class GatedMlp(nn.Module):
@@ -84,17 +83,60 @@ class GatedMlp(nn.Module):
 
 
 class StackedMlp(GatedMlp):
-    """A gated MLP on float32 rows (1, N, D). ``prepare`` makes one matrix of gate and up projection."""
+    """``prepare`` makes the matrices of a step of it: gate and up projection in one, and the way down."""
 
     def prepare(self) -> None:
         """Derive what a step multiplies with; the projections as they were loaded are let go."""
-        self._gate_up = as_factor(mx.concatenate([dense_weight(self.gate_proj), dense_weight(self.up_proj)]))
-        self._down = as_factor(dense_weight(self.down_proj))
+        self.gate_up = matrix_of(self.gate_proj, self.up_proj)
+        self.down = matrix_of(self.down_proj)
         settle(self, "gate_proj", "up_proj", "down_proj")
 
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """What float32 rows (1, N, I) are multiplied with: see :mod:`vcpipe.actors.product`.
+
+    ``factor``: (parts, I, O / parts) float32 for MLX's products, which are (parts, N, O / parts). On CUDA there is none but
+    the matrix as it is stored, if not packed; products are (1, N, O) then. ``bias``: (O,) float32.
+    """
+
+    factor: mx.array | None
+    bias: mx.array | None
+    cuda: DenseRows | None
+
     def __call__(self, x: mx.array) -> mx.array:
-        gate, up = mx.split(x @ self._gate_up, 2, axis=-1)
-        return (gelu_tanh(gate) * up) @ self._down
+        factor = self.factor
+        if factor is None:
+            assert self.cuda is not None, "a matrix has one or the other"
+            factor = self.cuda.weight.astype(mx.float32).T[None]
+        y = x @ factor
+        return y if self.bias is None else y + self.bias
+
+
+def matrix_of(
+    *linears: nn.Linear, in_parts: bool = False, rows: Arrange | None = None, columns: Arrange | None = None
+) -> Matrix:
+    """The weights of ``linears``, rows and columns of each rearranged, one below the other or ``in_parts``.
+
+    A single layer's bias comes along.
+    """
+    bias = linears[0].bias.astype(mx.float32) if "bias" in linears[0] else None
+    assert bias is None or len(linears) == 1, "biases are not joined"
+    rows, columns = rows or _unchanged, columns or _unchanged
+    if on_cuda():
+        stored = (dense_weight(one) if isinstance(one, nn.QuantizedLinear) else one.weight for one in linears)
+        weight = mx.contiguous(mx.concatenate([rows(columns(one)) for one in stored]))
+        mx.eval([weight] if bias is None else [weight, bias])
+        # Under guidance there is a row with the text and one without.
+        return Matrix(None, bias, DenseRows(weight, bias, rows=2))
+    dense = [rows(columns(dense_weight(linear))) for linear in linears]
+    factor = mx.stack(dense).swapaxes(1, 2) if in_parts else mx.concatenate(dense).T[None]
+    mx.eval([factor] if bias is None else [factor, bias])
+    return Matrix(factor, bias, None)
+
+
+def _unchanged(weight: mx.array) -> mx.array:
+    return weight
 
 
 def split_heads(x: mx.array, heads: int) -> mx.array:
@@ -122,11 +164,6 @@ def dense_weight(linear: nn.Linear) -> mx.array:
         scales, biases = linear.scales.astype(mx.float32), linear.biases.astype(mx.float32)
         return mx.dequantize(linear.weight, scales, biases, group_size=linear.group_size, bits=linear.bits)
     return linear.weight.astype(mx.float32)
-
-
-def as_factor(weight: mx.array) -> mx.array:
-    """Weight (O, I) -> (1, I, O): rows (1, N, I) times it are one operation, without changes of shape."""
-    return weight.T[None]
 
 
 def settle(module: nn.Module, *names: str) -> None:

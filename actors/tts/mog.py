@@ -8,9 +8,9 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from vcpipe.actors.tts import kernels
+from vcpipe.actors.product import Activation, RmsNorm, product, product_of_sum
 from vcpipe.actors.tts.config import TtsConfig
-from vcpipe.actors.tts.layers import OffsetNorm, StackedMlp, add_norm, as_factor, dense_weight, settle
+from vcpipe.actors.tts.layers import OffsetNorm, StackedMlp, matrix_of, settle
 
 
 class MlpLayer(nn.Module):
@@ -26,8 +26,7 @@ class MlpLayer(nn.Module):
 class MogHead(nn.Module):
     """See the module; ``proj_mus.weight`` and ``low_mat`` are read raw and must never be quantised.
 
-    ``prepare`` puts the projections that every step multiplies whole into one, and widens the two tables of which it reads
-    one component.
+    ``prepare`` puts the projections that every step multiplies whole into one.
     """
 
     def __init__(self, config: TtsConfig) -> None:
@@ -45,38 +44,49 @@ class MogHead(nn.Module):
 
     def prepare(self) -> None:
         """Derive what a step multiplies with; the projections as they were loaded are let go."""
-        whole = [dense_weight(linear) for linear in (self.proj_logits, self.proj_else, self.proj_logs)]
-        self._projections = as_factor(mx.concatenate(whole))  # (1, H, predictions + Z + 1)
-        low_rank = self.low_mat.shape[-1]
-        to_low = self.proj_mus.weight.astype(mx.float32).reshape(self.predictions, low_rank, -1)
-        self._to_low = to_low.swapaxes(1, 2)  # (predictions, H, rank)
-        self._from_low = self.low_mat.astype(mx.float32).swapaxes(1, 2)  # (predictions, rank, Z)
-        self._only = mx.zeros((1,), mx.uint32)
-        settle(self, "proj_logits", "proj_mus", "proj_logs", "proj_else", "low_mat")
+        self.projections = matrix_of(self.proj_logits, self.proj_else, self.proj_logs)  # to predictions + Z + 1
+        settle(self, "proj_logits", "proj_logs", "proj_else")
 
-    def __call__(self, x: mx.array, key: mx.array) -> tuple[mx.array, mx.array]:
-        """Conditional and unconditional x (1, 2, H), key of one uniform draw -> mean (1, 1, Z), log_std (1, 1, 1)."""
-        *layers, final = self.mlp_stack
-        norms = [*(layer.pre_norm for layer in layers), final]
-        normed = norms[0](x)
-        for layer, following in zip(layers, norms[1:], strict=True):
-            x, normed = add_norm(x, layer.mlp(normed), layer.post_norm, following)
-        conditional, unconditional = mx.split(normed, 2, axis=1)
-        x = conditional + self.guidance_scale * (conditional - unconditional)  # (1, 1, H)
-        parts = [self.predictions, self.predictions + self.latent_size]
-        logits, rest, log_std = mx.split(x @ self._projections, parts, axis=-1)
-        log_std = mx.maximum(log_std, self.min_log_std)
-        uniform = mx.random.uniform(shape=logits.shape, key=key)
-        component = draw_component(logits, self.top_p, uniform)
-        low = mx.gather_mm(x, self._to_low, self._only, component)  # (1, 1, rank)
-        mean = mx.gather_mm(low, self._from_low, self._only, component)
-        return mean * mx.exp(log_std) + rest, log_std
+    def take_tables(self) -> tuple[mx.array, mx.array]:
+        """The tables of which a pass reads one component, given away: (predictions, rank, H), (predictions, Z, rank)."""
+        rank, dims = self.low_mat.shape[-1], self.proj_mus.weight.shape[-1]
+        tables = self.proj_mus.weight.reshape(self.predictions, rank, dims), self.low_mat
+        settle(self, "proj_mus", "low_mat")
+        return tables
+
+    @property
+    def final_norm(self) -> RmsNorm:
+        """The norm after all layers."""
+        rms: RmsNorm = self.mlp_stack[-1].rms
+        return rms
+
+    def guided(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """Conditional and unconditional x (1, 2, H) -> what guidance makes of them (1, 1, H), its projections (1, 1, O)."""
+        x, mixed, post = self._through(x)
+        conditional, unconditional = mx.split(self.final_norm(x + post(mixed)), 2, axis=1)
+        x = conditional + self.guidance_scale * (conditional - unconditional)
+        return x, product(x, self.projections)
+
+    def projected(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """The same before guidance: -> projections (1, 2, O) of the norm of what the layers made of x, (1, 2, H).
+
+        Guidance being linear, it may as well come last, which takes fewer launches.
+        """
+        return product_of_sum(*self._through(x), self.final_norm, self.projections)
+
+    def _through(self, x: mx.array) -> tuple[mx.array, mx.array, RmsNorm]:
+        """All layers, without the last one's sum: -> x, what to add to it, and the norm of that."""
+        first, *others = self.mlp_stack[:-1]
+        gated = product(x, first.mlp.gate_up, norm=first.pre_norm.rms, activation=Activation.GATED_GELU)
+        mixed, post = product(gated, first.mlp.down), first.post_norm.rms
+        for layer in others:
+            gated, x = product_of_sum(x, mixed, post, layer.pre_norm.rms, layer.mlp.gate_up, Activation.GATED_GELU)
+            mixed, post = product(gated, layer.mlp.down), layer.post_norm.rms
+        return x, mixed, post
 
 
 def draw_component(logits: mx.array, top_p: float, uniform: mx.array) -> mx.array:
     """Index (1,) drawn from the nucleus of ``logits`` (1, 1, N) by N ``uniform`` numbers in [0, 1)."""
-    if kernels.can_draw(logits.size):
-        return kernels.draw(logits, top_p, uniform)
     return gumbel_max(keep_top_p(logits, top_p), uniform).reshape(1)
 
 

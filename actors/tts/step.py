@@ -1,45 +1,14 @@
-"""The guided step as one compiled function, and the state it takes from step to step."""
+"""The state that the guided step takes from step to step."""
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
 from vcpipe.actors.tts.cache import CacheLayout
-
-_log = logging.getLogger(__name__)
-
-Function = Callable[..., Any]
-
-
-def compiled(function: Function, *example: Any) -> Function:
-    """``function`` of arrays to arrays compiled by MLX and run once on ``example``, which stays as it is.
-
-    MLX needs a C++ compiler for that on a CPU. Without a working one: the function itself, which is slower.
-    """
-    traces = 0
-
-    def traced(*inputs: Any) -> Any:
-        nonlocal traces
-        traces += 1
-        return function(*inputs)
-
-    fused: Function = mx.compile(traced)
-    try:
-        mx.eval(fused(*example))
-        fused(*example)  # where MLX finds no compiler it says nothing and calls the function every time
-        if traces == 1:
-            return fused
-        problem = "it finds no C++ compiler"
-    except RuntimeError as error:
-        problem = str(error)
-    _log.warning("tts: MLX cannot compile the step, running it uncompiled: %s", problem)
-    return function
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +27,7 @@ class Snapshot:
 
 @dataclass(slots=True)
 class DecoderState:
-    """Everything that changes from step to step, as in :class:`Snapshot`; the buffers are written in place."""
+    """Everything that changes from step to step, as in :class:`Snapshot`; buffers in ``caches`` are written in place."""
 
     code_sum: mx.array
     position: int
@@ -68,7 +37,7 @@ class DecoderState:
     @classmethod
     def open(cls, snapshot: Snapshot, layout: CacheLayout, key: mx.array | None = None) -> DecoderState:
         """A state of its own from ``snapshot``, with another key where one is given."""
-        caches = layout.open(snapshot.entries)
+        caches = layout.open(snapshot.entries, snapshot.position)
         mx.eval(caches)
         return cls(snapshot.code_sum, snapshot.position, snapshot.key if key is None else key, caches)
 

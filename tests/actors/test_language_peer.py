@@ -127,9 +127,9 @@ def timeline(rng: np.random.Generator, peer: nn.Module, prompt: int, frames: int
         ("*", 260, 270, {}),  # the prompt itself outgrows the first buffer; the second growth widens it
     ],
 )
+@pytest.mark.usefixtures("uncompiled")  # compilation is tested elsewhere; here it would cost a kernel a size
 def test_cached_steps(pattern, prompt, frames, options):
     peer, ours = make_pair(pattern, **options)
-    ours.without_compilation()  # which is compared elsewhere; here it would cost a kernel a size
     rows = timeline(np.random.default_rng(5), peer, prompt, frames)
     theirs, mine = peer_caches(pattern), Caches.empty(ours.config, rows[0].dtype)
     previous = (PAD, PAD)

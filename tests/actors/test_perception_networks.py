@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from vcpipe.actors.perception import cache
 from vcpipe.actors.perception.cache import EncoderStream, Positions, encode_whole
 from vcpipe.actors.perception.config import EncoderConfig, PerceptionConfig, RnntConfig
+from vcpipe.actors.perception.dense import make_dense
 from vcpipe.actors.perception.fastconformer import (
     FastConformer,
     RelativeAttention,
@@ -232,6 +233,7 @@ def random_transducer(seed: int) -> Transducer:
     # Blank, pieces in between and the symbol cap must all occur.
     joint.joint_net[2].bias = joint.joint_net[2].bias + mx.array([0.0] * 7 + [0.8])
     predictor.prepare()
+    make_dense(joint)
     return Transducer(predictor, joint, RNNT)
 
 

@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from vcpipe.actors.perception.cache import EncoderStream, Positions, encode_whole
 from vcpipe.actors.perception.config import EncoderConfig, MelConfig, RnntConfig
+from vcpipe.actors.perception.dense import make_dense
 from vcpipe.actors.perception.fastconformer import FastConformer
 from vcpipe.actors.perception.mel import LogMel, MelStream
 from vcpipe.actors.perception.rnnt import GreedyDecoder, JointNetwork, PredictionNetwork, Transducer
@@ -121,7 +122,7 @@ def test_rnnt(dtype: mx.Dtype, layers: int, seed: int) -> None:
     joint.joint_net[2].bias = joint.joint_net[2].bias + mx.array([0.0] * blank + [1.0])
     copy_weights(decoder, predictor, dtype)
     copy_weights(joint, our_joint, dtype)
-    our_joint.set_dtype(mx.float32)  # as the stage does
+    make_dense(our_joint)  # as the stage does
     predictor.prepare()
     transducer = Transducer(predictor, our_joint, config)
     ours = GreedyDecoder(transducer)

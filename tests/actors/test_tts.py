@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -107,42 +106,13 @@ def test_recorded_runs(stages: dict[str, TtsStage], name: str) -> None:
         np.testing.assert_array_equal(codes[0], np.zeros(31) if run.offline else silence)
 
 
-def refuse(function: Any) -> Any:
-    """A compiler that does not work."""
-
-    def call(*inputs: Any) -> Any:
-        raise RuntimeError("exit status 1")
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("name", "compiler", "problem"),
-    [
-        ("stream_bf16_seed0_prompt", refuse, "exit status 1"),
-        ("offline_q4_seed1_maxframes", lambda function: function, "it finds no C++ compiler"),
-    ],
-)
-def test_hidden_activations_and_the_uncompiled_step(
-    name: str, compiler: Any, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where MLX cannot compile, the stage says so once and gives the same codes."""
-    run, stage = Run(name), load(DATA / "tiny" / Run(name).kind)
+def test_hidden_activations_and_the_uncompiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, stage = Run("stream_bf16_seed0_prompt"), load(DATA / "tiny" / "bf16")
     prefills, hiddens = record_hidden(stage, monkeypatch)
-    monkeypatch.setattr(mx, "compile", compiler)
-    log = logging.Logger("tts")
-    lines: list[logging.LogRecord] = []
-    log.addFilter(lambda record: lines.append(record) or True)
-    monkeypatch.setattr("vcpipe.actors.tts.step._log", log)
-    stage.warm_up()
-    assert [line.getMessage() for line in lines] == [
-        f"tts: MLX cannot compile the step, running it uncompiled: {problem}"
-    ]
-    prefills.clear(), hiddens.clear()
+    monkeypatch.setattr(actor, "compiled", lambda function: function)
     session, _ = stage.open(run.request())
     session.prefill()
     np.testing.assert_array_equal(say(session, run.text_ids), run.raw_codes[run.prompt_positions - 1 :])
-    assert len(lines) == 1
     ((columns, warmup_hidden),) = prefills
     np.testing.assert_array_equal(columns[0], prompt_columns(run.kind))
     np.testing.assert_allclose(warmup_hidden, run.arrays["warmup_hidden"], atol=1e-4, rtol=0)

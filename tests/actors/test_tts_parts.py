@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
+from vcpipe.actors.product import Activation, product
 from vcpipe.actors.tts.backbone import Backbone
 from vcpipe.actors.tts.cache import CacheLayout
 from vcpipe.actors.tts.char_encoder import Spelling
-from vcpipe.actors.tts.codebooks import Codebooks
+from vcpipe.actors.tts.codebooks import Codebooks, depth_sum
 from vcpipe.actors.tts.config import TtsConfig
 from vcpipe.actors.tts.layers import GatedMlp, GemmaNorm, StackedMlp, dense_weight, prepare_layers
 from vcpipe.actors.tts.mog import draw_component, gumbel_max, keep_top_p
@@ -128,7 +129,7 @@ def test_code_sums_are_gathered_in_codebook_order(dtype: mx.Dtype) -> None:
     wanted = np.zeros((2, 9, 8), np.float32)
     for q in range(5):
         wanted += np.concatenate([tables[q], np.zeros((1, 8), np.float32)])[codes[..., q]]
-    np.testing.assert_array_equal(Codebooks(entries(dtype)).depth_sum(mx.array(codes)), wanted)
+    np.testing.assert_array_equal(depth_sum(entries(dtype), mx.array(codes)), wanted)
 
 
 def test_the_nearest_entry_wins_and_of_equals_the_first() -> None:
@@ -160,7 +161,7 @@ def test_a_choice_takes_what_is_chosen_off_what_is_left() -> None:
         left, total = left - tables[q, codes[-1]], total + tables[q, codes[-1]]
     assert np.array(codebooks.codes_of(choice)).astype(int).tolist() == [[codes]]
     np.testing.assert_array_equal(np.array(codebooks.sum_of(choice))[0, 0], total)
-    np.testing.assert_array_equal(codebooks.depth_sum(mx.array([[codes]])), codebooks.sum_of(choice))
+    np.testing.assert_array_equal(depth_sum(codebooks.entries, mx.array([[codes]])), codebooks.sum_of(choice))
 
 
 # ------------------------------------------------------------------------------------------------ text
@@ -198,7 +199,7 @@ def small_backbone(window: int, history: int | None = None, head_width: int | No
 def stepped(backbone: Backbone, x: mx.array) -> tuple[np.ndarray, list[mx.array]]:
     """Prefill of 37 and steps over the rest of x (2, T, H) -> hidden (2, T, H), caches."""
     hidden, entries = backbone.prefill(x[:, :37].reshape(1, 74, -1))
-    caches = backbone.layout.open(entries)
+    caches = backbone.layout.open(entries, 37)
     step, rows = mx.compile(backbone.step), [np.array(hidden).reshape(2, 37, -1)]
     for position in range(37, x.shape[1]):
         caches = backbone.layout.make_room(caches, position)
@@ -235,7 +236,7 @@ def test_the_padding_of_heads_changes_nothing() -> None:
 
 def test_buffers_double_and_stop_at_the_window() -> None:
     layout = CacheLayout([700, None], 37, mx.zeros((2, 1, 1, 1, 4)))
-    caches = layout.open([mx.ones((4, 1, 37, 4))] * 2)
+    caches = layout.open([mx.ones((4, 1, 37, 4))] * 2, 37)
     sizes: list[tuple[int, ...]] = []
     for position in range(37, 1100):
         caches = layout.make_room(caches, position)
@@ -245,8 +246,8 @@ def test_buffers_double_and_stop_at_the_window() -> None:
     assert sizes == [(256, 256), (512, 512), (700, 1024), (700, 2048)]
     held = layout.held(caches, 1100)
     assert [entries.shape[2] for entries in held] == [700, 1100]
-    assert [buffer.shape[2] for buffer in layout.open(held)] == [700, 2048]
-    assert (np.array(layout.open(held)[1]).sum(axis=(0, 1, 3))[:37] == 16).all()
+    assert [buffer.shape[2] for buffer in layout.open(held, 1100)] == [700, 2048]
+    assert (np.array(layout.open(held, 1100)[1]).sum(axis=(0, 1, 3))[:37] == 16).all()
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -263,5 +264,10 @@ def test_what_is_prepared_once_changes_nothing_but_rounding(packed: bool) -> Non
     assert weight.dtype == mx.float32 and weight.shape == (128, 64)
     norm.prepare(), stacked.prepare()
     np.testing.assert_array_equal(norm(x), wanted_norm)
-    np.testing.assert_allclose(stacked(x), wanted, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(
+        product(product(x, stacked.gate_up, activation=Activation.GATED_GELU), stacked.down),
+        wanted,
+        atol=1e-5,
+        rtol=1e-5,
+    )
     assert not stacked.parameters()  # nothing is held twice

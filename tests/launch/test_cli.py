@@ -154,6 +154,21 @@ def test_offline_json_equals_the_golden_run() -> None:
     assert lines[-1]["frames"] == 32
 
 
+def test_a_bounded_history_of_the_speech_decoder_changes_codes_once_it_is_full() -> None:
+    """Voice and system prompt take 41 positions before the first frame; what is said is not the speech decoder's to change."""
+    done = run(
+        *("run", "--model", str(TINY / "bf16"), "--audio", str(GOLDEN / "input.wav"), "-p", "be concise"),
+        *("--extra-seconds", "0", "--json", "--tts-history-frames", "50"),
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    *events, summary = [json.loads(line) for line in done.stdout.decode().splitlines()]
+    codes = [event["audio_codes"] for event in events if event["kind"] == "audio"]
+    golden = np.load(GOLDEN / "stream_bf16_seed0_prompt.npz")["codes"].tolist()
+    assert codes[:9] == golden[:9] and codes[9:] != golden[9:]
+    info = json.loads((GOLDEN / "stream_bf16_seed0_prompt.json").read_text(encoding="utf-8"))
+    assert (summary["text"], summary["transcript"]) == (info["text"], info["transcript"])
+
+
 def test_the_default_checkpoint_writes_speech_and_says_that_it_is_noise(tmp_path: Path) -> None:
     answer = tmp_path / "answer.wav"
     done = run("run", "--audio", str(GOLDEN / "input.wav"), "--output-audio", str(answer), "--extra-seconds", "0")
@@ -192,6 +207,7 @@ def test_audio_from_stdin() -> None:
         (("--audio", str(GOLDEN / "input.wav"), "--offline", "--clock", "wall"), "--clock wall"),
         (("--audio", str(GOLDEN / "input.wav"), "--tap", "tcp://256.0.0.1:1"), "tcp://256.0.0.1:1"),
         (("--audio", str(GOLDEN / "input.wav"), "--device", "tpu"), "tpu"),
+        (("--audio", str(GOLDEN / "input.wav"), "--tts-history-frames", "0"), "an integer from 1 to 2147483647, not 0"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_2(arguments: tuple[str, ...], said: str) -> None:

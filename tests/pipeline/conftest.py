@@ -66,7 +66,9 @@ def start() -> Iterator[Callable[..., Pipeline]]:
         stages = stages or tuple(FAKES)
         modules = {stage: fields.pop(stage, "fakes") for stage in stages}
         on_progress = fields.pop("on_progress", lambda loading: None)
-        pipeline = Pipeline(PipelineConfig(CHECKPOINT, stages=stages, **fields), on_progress, modules=modules)
+        on_start = fields.pop("on_start", lambda pipeline: None)
+        config = PipelineConfig(CHECKPOINT, stages=stages, **fields)
+        pipeline = Pipeline(config, on_progress, modules=modules, on_start=on_start)
         started.append(pipeline)
         return pipeline
 

@@ -19,11 +19,12 @@ from vcpipe.schemas.reports import Opened, SessionFailed, StageEnded, StageTimin
 
 
 class ListSender:
-    """What a Sender was given; ``full`` makes it refuse, as if the peer had no room."""
+    """What a Sender was given; ``full`` makes it refuse, as if the peer had no room. ``when_sent`` is told every message."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[Header, Any]] = []
         self.full = False
+        self.when_sent: Callable[[Any], None] = lambda message: None
 
     def send(self, message: Any, session: str = "", epoch: int = 0, frame_index: int = NO_FRAME) -> None:
         assert self.try_send(message, session, epoch, frame_index)
@@ -31,6 +32,7 @@ class ListSender:
     def try_send(self, message: Any, session: str = "", epoch: int = 0, frame_index: int = NO_FRAME) -> bool:
         if not self.full:
             self.messages.append((Header(session, epoch, frame_index, 0, 0), message))
+            self.when_sent(message)
         return not self.full
 
     def kinds(self, session: str) -> list[type]:
@@ -59,9 +61,10 @@ class ListWire:
         for index in indices:
             self.say(Projected(np.full((1, 1, 4), index, np.float32)), session, index)
 
-    def wait(self, timeout_ms: int) -> None:
+    def wait(self, timeout_ms: int) -> tuple[bool, bool]:
         if not self.control and not self.data:
             self.say(Shutdown())
+        return bool(self.control), bool(self.data)
 
     def wait_writable(self) -> None:
         self.when_full()
@@ -69,9 +72,9 @@ class ListWire:
     def next_control(self) -> tuple[Header, Any] | None:
         return self.control.popleft() if self.control else None
 
-    def next_data(self) -> tuple[Header, Any] | None:
-        received = self.data.popleft() if self.data else None
-        self.out.full = received is not None and received[0].frame_index == self.full_at_frame
+    def next_data(self) -> tuple[Header, Any]:
+        received = self.data.popleft()
+        self.out.full = received[0].frame_index == self.full_at_frame
         return received
 
 
@@ -147,6 +150,17 @@ def test_a_cancel_overtakes_queued_frames_and_a_step_that_waits_for_room() -> No
     assert wire.reports.kinds("s") == [Opened, Tokens, StageTiming, StageEnded]
     assert ended_frames(wire) == [1]
     assert run.loop.open_sessions == 0
+
+
+def test_a_cancel_between_two_results_of_a_step_leaves_it() -> None:
+    wire = ListWire()
+    wire.out.when_sent = lambda message: wire.say(Cancel(), epoch=1) if isinstance(message, TextStep) else None
+    wire.say(OpenSession(system_prompt="language:twice@0"))
+    wire.frames(0)
+    wire.say(CloseSession(), epoch=1)
+    Run(wire)
+    assert wire.out.kinds("s") == [OpenSession, TextStep, CloseSession]
+    assert ended_frames(wire) == [0]
 
 
 def test_a_cancel_that_overtakes_the_opening_keeps_the_session_out() -> None:

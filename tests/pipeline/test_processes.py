@@ -78,6 +78,10 @@ def test_ready_tells_what_was_started(pipeline: Pipeline) -> None:
     assert pipeline.warnings == []
 
 
+def test_only_the_speech_decoder_is_told_to_bound_its_history(start: Start) -> None:
+    assert start(tts_history_frames=99).warnings == ["tts sees 99 frames"]
+
+
 def test_progress_is_told_while_the_stages_load(start: Start) -> None:
     told: list[Loading] = []
     start("perception", "language", on_progress=told.append)

@@ -62,6 +62,10 @@ def test_generate_options_are_checked(fields: dict[str, Any], complaint: str) ->
     [
         ({"device": "tpu"}, "device 'tpu' is unknown; accepted: cpu, gpu"),
         ({"window": 0}, "window must be at least 1 frame, not 0"),
+        ({"tts_history_frames": 0}, "tts_history_frames must be an integer from 1 to 2147483647, not 0"),
+        ({"tts_history_frames": 2**31}, "not 2147483648"),
+        ({"tts_history_frames": 12.5}, "not 12.5"),
+        ({"tts_history_frames": True}, "not True"),
         (
             {"endpoints": {"codecs.in": "tcp://127.0.0.1:9"}},
             "'codecs.in' .*; accepted: reports, perception.in, .*codec",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vcpipe.schemas import control, messages, reports, tap
-from vcpipe.schemas.envelope import NO_FRAME, Codec, Header, pack, unpack_header
+from vcpipe.schemas.envelope import NO_FRAME, Codec, Header, join, pack, split, unpack_header
 from vcpipe.schemas.errors import ProtocolError
 
 HEADER = Header("sess_1", 2, 7, 11, 123_456_789_012_345)
@@ -178,6 +178,17 @@ def test_a_whole_number_is_good_for_a_float_field() -> None:
 def test_a_broken_header_is_refused(head: bytes) -> None:
     with pytest.raises(ProtocolError, match="header"):
         unpack_header(head)
+
+
+def test_parts_go_through_a_socket_in_one_packet() -> None:
+    parts = pack(HEADER, reports.AudioFrame(SAMPLES, CODES))
+    assert split(join(parts)) == parts
+
+
+@pytest.mark.parametrize("packet", [b"", b"\xc1", msgpack.packb(5)])
+def test_what_is_not_a_packet_is_refused(packet: bytes) -> None:
+    with pytest.raises(ProtocolError, match="a packet must be"):
+        split(packet)
 
 
 def test_a_message_needs_header_and_body() -> None:

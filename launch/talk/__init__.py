@@ -1,0 +1,1 @@
+"""Clients of a realtime server: a recording (``client``) and a microphone (``microphone``), behind ``vcpipe talk``."""
