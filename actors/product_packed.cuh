@@ -1,11 +1,11 @@
 // A row times a matrix of 4 or 8 bit integers: see product.py.
-#include <cuda_pipeline_primitives.h>
 //
 // The products of one vector are done by tensor cores, as arithmetic would take longer than reading the weights. They multiply
 // bfloat16 numbers and add in float32, and little is lost by that: an integer of 4 bits, put into the upper bits of a
 // bfloat16's mantissa, is 1 + q / 16 (one shift and one logic instruction for two of them; 8 bits are two times 4), and the
 // upper 17 bits of a float32 are the sum of two bfloat16 parts, which take two of the eight columns that a tensor core
 // multiplies at once. (The rest would be a third part, and shared memory for it.)
+#include <cuda_pipeline_primitives.h>
 
 // c (16, 8) += a (16, 16) b (16, 8); who holds what: PTX ISA, "Matrix fragments for mma.m16n8k16".
 __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[4], uint2 b) {
@@ -56,8 +56,8 @@ __device__ __forceinline__ void read(const T* from, float* to) {
 // there are, the norm over `runs` equal parts of x.
 //
 // The matrix is laid out as it is read: see PackedTiles in product_kernels.py. A step of a warp is 32 bytes of each of the 32
-// rows of a tile, and the warps of a block share the steps of its tile. A unit of x is what meets one word. AHEAD steps of a warp are always on their way to shared memory. Every lane
-// waits for its own weights.
+// rows of a tile, and the warps of a block share the steps of its tile. A unit of x is what meets one word. AHEAD steps of a
+// warp are always on their way to shared memory, and every lane waits for its own weights.
 template <typename T, int BITS, int PACKED_GROUP, int AHEAD, typename Gain, typename Scale, typename Bias>
 __device__ __forceinline__ void packed_product(const T* x, const Gain* norm_scale, const unsigned* w, const Scale* scales,
                                                const Bias* bias, const T* residual, int tiles, int steps, bool normed,
@@ -69,10 +69,11 @@ __device__ __forceinline__ void packed_product(const T* x, const Gain* norm_scal
   constexpr int ROWS = 32;
   constexpr int AT_ONCE = 4;
   constexpr float ALL_ONES = BITS == 4 ? 16.0f : 272.0f;  // what the added ones make of a sum of x
-  extern __shared__ __align__(16) uint4 ring[];           // (WARPS, AHEAD, 2, 32)
-  Scales<Scale>* ring_scales = reinterpret_cast<Scales<Scale>*>(ring + WARPS * AHEAD * 64);         // (WARPS, AHEAD, 8)
-  uint2* pairs = reinterpret_cast<uint2*>(ring_scales + WARPS * AHEAD * 8);  // (steps, PARTS, 4, PAIRS) of both words of a lane
-  float* totals = reinterpret_cast<float*>(pairs + steps * PARTS * 4 * PAIRS);  // (steps,)
+  // (WARPS, AHEAD, 2, 32) weights, (WARPS, AHEAD, 8) scales; x as (steps, PARTS, 4, PAIRS) of both words of a lane, and (steps,)
+  extern __shared__ __align__(16) uint4 ring[];
+  Scales<Scale>* ring_scales = reinterpret_cast<Scales<Scale>*>(ring + WARPS * AHEAD * 64);
+  uint2* pairs = reinterpret_cast<uint2*>(ring_scales + WARPS * AHEAD * 8);
+  float* totals = reinterpret_cast<float*>(pairs + steps * PARTS * 4 * PAIRS);
   __shared__ float shares[2][WARPS][ROWS];
   __shared__ float room[WARPS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

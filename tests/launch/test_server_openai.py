@@ -293,6 +293,7 @@ async def talk(server: RunningServer, model: str, *, cancel: bool = False) -> li
         async for event in connection:
             events.append(checked(event))
             if cancel and event.type == AUDIO:
+                cancel = False  # once
                 await connection.response.cancel()
     return events
 
