@@ -28,6 +28,7 @@ class Stream:
         self._callback = callback
         self._finished = finished
         self._started = threading.Event()
+        self._running = threading.RLock()  # no callback runs, or begins, once a stream has ended
 
     def start(self) -> None:
         if self.fails_to_start:
@@ -45,7 +46,8 @@ class Stream:
         self._end("closed")
 
     def _end(self, state: str) -> None:
-        was, self.state = self.state, state
+        with self._running:
+            was, self.state = self.state, state
         if was == "started":
             self._finished()
 
@@ -66,10 +68,18 @@ class Stream:
     def play(self, count: int) -> np.ndarray:
         """The next (count, channels) samples that are heard."""
         self.wait_started()
-        assert self.state == "started"
-        block = np.full((count, self.channels), np.nan, np.float32)
-        self._callback(block, count, None, None)
+        block = self.play_unless_ended(count)
+        assert block is not None, self.state
         return block
+
+    def play_unless_ended(self, count: int) -> np.ndarray | None:
+        """As :meth:`play` of a stream that was started; None once it has ended."""
+        with self._running:
+            if self.state != "started":
+                return None
+            block = np.full((count, self.channels), np.nan, np.float32)
+            self._callback(block, count, None, None)
+            return block
 
     def unplug(self) -> None:
         self._end("gone")

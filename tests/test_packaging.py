@@ -113,7 +113,8 @@ def test_wheel(tmp_path: Path) -> None:
     expected = {f"vcpipe/{path.name}" for path in (ROOT / "launch" / "_root").iterdir() if path.is_file()}
     for folder in FOLDERS:
         modules = [path for path in (ROOT / folder).rglob("*.py") if path.parent.name != "_root"]
-        expected |= {f"vcpipe/{path.relative_to(ROOT).as_posix()}" for path in modules}
+        kernels = (ROOT / folder).rglob("*.cuh")
+        expected |= {f"vcpipe/{path.relative_to(ROOT).as_posix()}" for path in (*modules, *kernels)}
     for folder in ("embedded", "page"):
         expected |= {f"vcpipe/launch/{folder}/{path.name}" for path in (ROOT / "launch" / folder).iterdir()}
     assert files == expected

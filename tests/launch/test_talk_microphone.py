@@ -57,8 +57,8 @@ def play_out(sound: FakeSound, taken: queue.Queue[str]) -> np.ndarray:
     while taken.get(timeout=PATIENCE_S) != "response.done":
         pass
     heard = [np.zeros((0, sound.output.channels), np.float32)]
-    while sound.output.state == "started" and len(heard) < 1000:
-        heard.append(sound.output.play(480))
+    while (block := sound.output.play_unless_ended(480)) is not None and len(heard) < 1000:
+        heard.append(block)
     return np.concatenate(heard)
 
 
