@@ -1,18 +1,12 @@
 // What the kernels of product.py share.
 
 constexpr int WARPS = 8;
-constexpr unsigned ALL_LANES = 0xffffffffu;
 
 // How the input is made: see RmsNorm and LayerNorm in norms.py.
 constexpr int NOTHING = 0, RMS = 1, LAYER = 2;
 
 // What becomes of the outputs: see Activation in product_kernels.py.
 constexpr int SQUARED_RELU = 1, SILU = 2, GATED_GELU = 3, GATED_SIGMOID = 4;
-
-__device__ __forceinline__ float sum_of_warp(float value) {
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);
-  return value;
-}
 
 // Four numbers that lie in a row.
 __device__ __forceinline__ void load(const float* from, float* to) {

@@ -100,19 +100,19 @@ def product_of_sum(
     x: mx.array, y: mx.array, post: RmsNorm, norm: Norm, matrix: Matrix, activation: Activation = Activation.NONE
 ) -> tuple[mx.array, mx.array]:
     """h = x + post(y): -> activation(norm(h) W^T + bias) and h."""
-    made = Input(x, norm, y, post)
-    if matrix.cuda is not None and (results := launch(made, matrix.cuda, activation)) is not None:
-        return results[0], results[1]
-    h = x + post(y)
-    return _PLAIN[activation](matrix(norm(h))), h
+    return _carrying(Input(x, norm, y, post), matrix, activation)
 
 
 def product_of_normed(
     x: mx.array, before: LayerNorm, norm: LayerNorm, matrix: Matrix, activation: Activation = Activation.NONE
 ) -> tuple[mx.array, mx.array]:
     """h = before(x): -> activation(norm(h) W^T + bias) and h."""
-    made = Input(x, norm, None, before)
+    return _carrying(Input(x, norm, None, before), matrix, activation)
+
+
+def _carrying(made: Input, matrix: Matrix, activation: Activation) -> tuple[mx.array, mx.array]:
     if matrix.cuda is not None and (results := launch(made, matrix.cuda, activation)) is not None:
         return results[0], results[1]
-    h = before(x)
-    return _PLAIN[activation](matrix(norm(h))), h
+    assert made.carry is not None and made.norm is not None
+    h = made.carry(made.x) if made.y is None else made.x + made.carry(made.y)
+    return _PLAIN[activation](matrix(made.norm(h))), h

@@ -229,7 +229,7 @@ def _dense_kernel(inputs: tuple[str, ...], template: tuple[str, ...], carries: b
         input_names=list(inputs),
         output_names=outputs,
         source=f"dense_product<{', '.join(template)}>({', '.join(arguments)});",
-        header=included("vcpipe.actors", "product.cuh") + included("vcpipe.actors", "product_dense.cuh"),
+        header="".join(included("vcpipe.actors", name) for name in ("warp.cuh", "product.cuh", "product_dense.cuh")),
         shared_memory=_SHARED,
     )
 
@@ -306,7 +306,7 @@ def _packed_kernel(inputs: tuple[str, ...], template: tuple[str, ...]) -> Any:
         input_names=list(inputs),
         output_names=["out"],
         source=f"packed_product<{', '.join(template)}>({', '.join(arguments)});",
-        header=included("vcpipe.actors", "product.cuh") + included("vcpipe.actors", "product_packed.cuh"),
+        header="".join(included("vcpipe.actors", name) for name in ("warp.cuh", "product.cuh", "product_packed.cuh")),
         shared_memory=_SHARED,
     )
 

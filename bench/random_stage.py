@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import mlx.nn as nn
 
@@ -22,15 +22,7 @@ def load(config: StageConfig, progress: Progress) -> Stage:
 
 
 def make_weights(
-    module: nn.Module,
-    checkpoint: Path,
-    *,
-    stage: str,
-    root: str,
-    names: tuple[str, ...],
-    kernels: Mapping[str, str],
-    dense: tuple[str, ...] = (),
-    progress: Progress,
+    module: nn.Module, checkpoint: Path, *, root: str, progress: Progress, **of_real_weights: Any
 ) -> LoadReport:
     """A :class:`vcpipe.actors.weights.WeightLoader` that reads no weights."""
     fill(module, root, read_config(checkpoint), progress)

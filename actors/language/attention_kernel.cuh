@@ -50,7 +50,7 @@ __device__ __forceinline__ void attend_share(const T* queries, const Buffer* buf
         float score = 0.0f;
 #pragma unroll
         for (int p = 0; p < PLACES; ++p) score = fmaf(query[r][p], key[a][p], score);
-        for (int offset = 16; offset > 0; offset /= 2) score += __shfl_xor_sync(0xffffffffu, score, offset);
+        score = sum_of_warp(score);
         const float top = fmaxf(tops[r], score), kept = expf(tops[r] - top), weight = expf(score - top);
         tops[r] = top;
         weights[r] = weights[r] * kept + weight;

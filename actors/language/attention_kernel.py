@@ -77,4 +77,4 @@ def _join_kernel() -> Any:
 
 
 def _header() -> str:
-    return included("vcpipe.actors.language", "attention_kernel.cuh")
+    return included("vcpipe.actors", "warp.cuh") + included("vcpipe.actors.language", "attention_kernel.cuh")

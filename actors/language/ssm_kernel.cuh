@@ -69,7 +69,7 @@ __device__ __forceinline__ void mamba_step(const T* projected, const T* const* w
       next_state[channel * COLUMNS + column] = value;
       y += value * bc[COLUMNS + column];
     }
-    for (int offset = 16; offset > 0; offset /= 2) y += __shfl_xor_sync(0xffffffffu, y, offset);
+    y = sum_of_warp(y);
     if (lane == 0) {
       raw[channel] = window[TAPS - 1][channel];
       const float skipped = rounded<T>(static_cast<float>(skip[head]) * x);

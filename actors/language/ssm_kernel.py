@@ -72,5 +72,5 @@ def _kernel(past_rows: int) -> Any:
         output_names=["gated", "raw", "next_state"],
         source=f"""const T* window[] = {{{", ".join([*past, "projected + GROUPS * REPEATS * SIZE"])}}};
 mamba_step<{", ".join(_TEMPLATE)}>(projected, window, state, {", ".join(_CONSTANTS)}, gated, raw, next_state);""",
-        header=included("vcpipe.actors.language", "ssm_kernel.cuh"),
+        header=included("vcpipe.actors", "warp.cuh") + included("vcpipe.actors.language", "ssm_kernel.cuh"),
     )

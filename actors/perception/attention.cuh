@@ -1,10 +1,5 @@
 // Relative attention of one frame.
 
-__device__ __forceinline__ float max_of_warp(float value) {
-  for (int offset = 16; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, offset));
-  return value;
-}
-
 // A block for each head, a warp for every WARPS-th slot: projected (3, HEADS, DIM), window (2, HEADS, SLOTS, DIM), positions
 // (HEADS, SLOTS, DIM) by distance, biases (2, HEADS, DIM) -> mixed (HEADS, DIM), and the window after it.
 template <int HEADS, int SLOTS, int DIM>

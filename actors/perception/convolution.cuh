@@ -1,15 +1,5 @@
 // Depthwise convolution of one frame, its norm and SiLU.
 
-__device__ __forceinline__ float sum_of_block(float value, float* shared) {
-  value = sum_of_warp(value);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-  __syncthreads();
-  float total = 0.0f;
-  for (int i = 0; i < WARPS; ++i) total += shared[i];
-  return total;
-}
-
 // One block, for the norm needs all channels: gated (WIDTH,), past (TAPS, WIDTH), taps (TAPS, WIDTH) by distance
 // -> out (WIDTH,) = silu(norm(convolution + bias)), and the past after it. EPS is the bits of a float.
 template <int WIDTH, int TAPS, bool BIASED, int EPS>
@@ -41,12 +31,12 @@ __device__ __forceinline__ void convolve(const float* gated, const float* past, 
 #pragma unroll
     for (int t = 0; t < TAPS; ++t) after[t * WIDTH + channel] = heard[s][t];
   }
-  const float mean = sum_of_block(sum, shared) / WIDTH;
+  const float mean = sum_of_block<WARPS>(sum, shared) / WIDTH;
 #pragma unroll
   for (int s = 0; s < SHARE; ++s) {
     if (threadIdx.x + s * THREADS < WIDTH) squares += (mixed[s] - mean) * (mixed[s] - mean);
   }
-  const float rate = rsqrtf(sum_of_block(squares, shared) / WIDTH + __int_as_float(EPS));
+  const float rate = rsqrtf(sum_of_block<WARPS>(squares, shared) / WIDTH + __int_as_float(EPS));
 #pragma unroll
   for (int s = 0; s < SHARE; ++s) {
     const int channel = threadIdx.x + s * THREADS;

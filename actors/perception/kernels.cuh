@@ -4,9 +4,3 @@
 // before anything is stored or waited for: the time is that of one wait for memory.
 
 constexpr int THREADS = 512, WARPS = THREADS / 32;
-constexpr unsigned ALL_LANES = 0xffffffffu;
-
-__device__ __forceinline__ float sum_of_warp(float value) {
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);
-  return value;
-}

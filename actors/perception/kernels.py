@@ -21,7 +21,6 @@ _PACKAGE = "vcpipe.actors.perception"
 #: Threads of a block, as in ``kernels.cuh``.
 _THREADS = 512
 
-
 #: Positions and taps of one block, see :class:`Tables`.
 BlockTable = tuple[mx.array, mx.array]
 
@@ -160,5 +159,7 @@ def _kernel(kernel: _Kernel) -> Any:
         input_names=list(kernel.inputs),
         output_names=list(kernel.outputs),
         source=f"{kernel.name}<{', '.join(kernel.template)}>({arguments});",
-        header=included(_PACKAGE, "kernels.cuh") + included(_PACKAGE, kernel.file),
+        header=included("vcpipe.actors", "warp.cuh")
+        + included(_PACKAGE, "kernels.cuh")
+        + included(_PACKAGE, kernel.file),
     )

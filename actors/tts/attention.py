@@ -100,5 +100,7 @@ def _kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], source
         input_names=list(inputs),
         output_names=list(outputs),
         source=source,
-        header=included("vcpipe.actors.tts", "numbers.cuh") + included("vcpipe.actors.tts", "attention.cuh"),
+        header=included("vcpipe.actors", "warp.cuh")
+        + included("vcpipe.actors.tts", "numbers.cuh")
+        + included("vcpipe.actors.tts", "attention.cuh"),
     )

@@ -1,18 +1,7 @@
 // Runs of small operations of the speech decoder in one launch each: see kernels.py.
 
-// All warps get the sum. `shared` has a place for each warp.
-__device__ __forceinline__ float sum_of_block(float value, float* shared) {
-  value = sum_of_warp(value);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-  __syncthreads();
-  float total = 0.0f;
-  for (int i = 0; i < WARPS; ++i) total += shared[i];
-  return total;
-}
-
 __device__ __forceinline__ float max_of_block(float value, float* shared) {
-  for (int offset = 16; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, offset));
+  value = max_of_warp(value);
   __syncthreads();
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
@@ -51,13 +40,13 @@ __device__ __forceinline__ void norm_of_sum(const float* x, const float* y, cons
   const int row = blockIdx.x * DIMS;
   float squares = 0.0f;
   for (int i = threadIdx.x; i < DIMS; i += THREADS) squares += y[row + i] * y[row + i];
-  const float post = rsqrtf(sum_of_block(squares, shared) / DIMS + post_eps[0]);
+  const float post = rsqrtf(sum_of_block<WARPS>(squares, shared) / DIMS + post_eps[0]);
   squares = 0.0f;
   for (int i = threadIdx.x; i < DIMS; i += THREADS) {
     sums[i] = x[row + i] + y[row + i] * post * post_scale[i];
     squares += sums[i] * sums[i];
   }
-  const float inverse = rsqrtf(sum_of_block(squares, shared) / DIMS + eps[0]);
+  const float inverse = rsqrtf(sum_of_block<WARPS>(squares, shared) / DIMS + eps[0]);
   for (int i = threadIdx.x; i < DIMS; i += THREADS) normed[row + i] = sums[i] * inverse * scale[i];
 }
 
@@ -105,14 +94,14 @@ __device__ __forceinline__ unsigned draw(const float* logits, const float* unifo
   top = max_of_block(top, shared);
   float total = 0.0f;
   for (int i = threadIdx.x; i < P; i += THREADS) total += expf(logits[i] - top);
-  total = sum_of_block(total, shared);
+  total = sum_of_block<WARPS>(total, shared);
   for (int i = threadIdx.x; i < P; i += THREADS) masses[i] = expf(logits[i] - top) / total;
   __syncthreads();
   // The least mass above which there is less than top_p, by its bits: all above it stay.
   const auto mass_above = [&](float least) {
     float above = 0.0f;
     for (int i = threadIdx.x; i < P; i += THREADS) above += masses[i] > least ? masses[i] : 0.0f;
-    return sum_of_block(above, shared);
+    return sum_of_block<WARPS>(above, shared);
   };
   int below = -1, least = 0x3f800000;
   while (least - below > 1) {
@@ -130,7 +119,7 @@ __device__ __forceinline__ unsigned draw(const float* logits, const float* unifo
   };
   float rest = 0.0f;
   for (int i = threadIdx.x; i < P; i += THREADS) rest += kept(i) ? expf(logits[i] - top) : 0.0f;
-  rest = sum_of_block(rest, shared);
+  rest = sum_of_block<WARPS>(rest, shared);
   unsigned long long best = 0;
   for (int i = threadIdx.x; i < P; i += THREADS) {
     if (!kept(i)) continue;
@@ -168,7 +157,7 @@ __device__ __forceinline__ void fix_codes(const float* projected, const float* x
   for (int row = 0; row < 2; ++row) {
     float squares = 0.0f;
     for (int i = threadIdx.x; i < H; i += THREADS) squares += x[row * H + i] * x[row * H + i];
-    inverse[row] = rsqrtf(sum_of_block(squares, shared) / H + eps);
+    inverse[row] = rsqrtf(sum_of_block<WARPS>(squares, shared) / H + eps);
   }
   for (int i = threadIdx.x; i < H; i += THREADS) {
     const float conditional = x[i] * inverse[0] * scale[i], unconditional = x[H + i] * inverse[1] * scale[i];

@@ -131,5 +131,7 @@ def _kernel(name: str, template: tuple[str, ...], inputs: tuple[str, ...], outpu
         input_names=list(inputs),
         output_names=[output],
         source=f"{name}<{', '.join(template)}>({', '.join([*inputs, output])});",
-        header=included("vcpipe.actors.tts", "numbers.cuh") + included("vcpipe.actors.tts", "kernels.cuh"),
+        header=included("vcpipe.actors", "warp.cuh")
+        + included("vcpipe.actors.tts", "numbers.cuh")
+        + included("vcpipe.actors.tts", "kernels.cuh"),
     )

@@ -2,12 +2,6 @@
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
-constexpr unsigned ALL_LANES = 0xffffffffu;
-
-__device__ __forceinline__ float sum_of_warp(float value) {
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);
-  return value;
-}
 
 // Four numbers that lie in a row, on an aligned address.
 __device__ __forceinline__ float4 four(const float* from) { return *reinterpret_cast<const float4*>(from); }
