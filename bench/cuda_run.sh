@@ -55,10 +55,10 @@ with_mps() {
 pipeline=(pipeline --shape "$shape" --frames "$frames" --rounds "$rounds" --prompt-tokens "$prompt")
 # The first has kernels to build, which take more than a minute.
 step pipeline_4bit 300 "${pipeline[@]}" --bits 4 --peer
-step pipeline_8bit 200 "${pipeline[@]}" --bits 8 --peer
 if command -v nvidia-cuda-mps-control >/dev/null; then
-  with_mps step pipeline_4bit_mps 100 "${pipeline[@]}" --bits 4
+  with_mps step pipeline_4bit_mps 240 "${pipeline[@]}" --bits 4 --peer
 fi
+step pipeline_8bit 200 "${pipeline[@]}" --bits 8 --peer
 step hops 30 hops
 step language_4bit 60 language --shape "$shape" --bits 4
 step tts 60 tts --shape "$shape"

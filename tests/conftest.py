@@ -6,6 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+# On a CUDA card, so that plain products can be held against the kernels': MLX's default there has ten bits.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
 import mlx.core as mx
 import pytest
 from cuda_emulation import cuda, emulated_cuda
