@@ -1,0 +1,1 @@
+"""One training program a part of the checkpoint."""

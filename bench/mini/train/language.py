@@ -1,0 +1,218 @@
+"""Trains the language model on conversations, over a frozen encoder.
+
+    python -m vcpipe.bench.mini.train.language --corpus FOLDER --start FOLDER --perception RUN --out FOLDER --seconds 540
+
+``--start``: config.json and tokenizer.json; ``--perception``: the run that trained the encoder. A second instalment goes on
+with ``--resume OUT_OF_THE_FIRST``. Sound is laid out, disturbed and encoded on the device for every step; other processes draw
+who speaks when. A reply has to follow from what was heard, so most of this is there against learning by heart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from vcpipe.bench.mini.conversations import RECALLED_WORDS, Batch, Conversations
+from vcpipe.bench.mini.material import Amounts, Material, load_material
+from vcpipe.bench.mini.nets.language import Language
+from vcpipe.bench.mini.nets.perception import SpeechRecogniser
+from vcpipe.bench.mini.shape import PAD
+from vcpipe.bench.mini.tokens import TextTokens
+from vcpipe.bench.mini.train.language_check import Check, Features, by_intent
+from vcpipe.bench.mini.train.language_sound import Stage
+from vcpipe.bench.mini.training import Run, device
+
+#: The function channel says PAD and nothing else: that is learnt on every eighth frame, and soon.
+_FUNCTION_STRIDE, _FUNCTION_WEIGHT = 8, 0.05
+
+
+class Learner(Language):
+    """The network with a head that only training has: it tells the question's words from inside the network.
+
+    What a reply follows from has to be known in the middle of the network before it replies. The head is no part of the
+    state that is saved.
+    """
+
+    def __init__(self, config: dict[str, Any], vocabulary: int, *, dropout: float) -> None:
+        """``vocabulary``: words of transcripts, ids 1 and up; 0 stands for no word."""
+        super().__init__(config, dropout=dropout)
+        self.middle = len(self.llm.layers) // 2
+        self.recall = nn.Linear(config["text_config"]["hidden_size"], RECALLED_WORDS * (vocabulary + 1))
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Tensor]:
+        """Without the head."""
+        tensors: dict[str, Tensor] = super().state_dict(*args, **options)
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith("recall.")}
+
+    def resume(self, folder: Path) -> None:
+        """Weights of a run, with a new head."""
+        from safetensors.torch import load_file
+
+        missing, unknown = self.load_state_dict(load_file(str(folder / "weights.safetensors")), strict=False)
+        if unknown or any(not name.startswith("recall.") for name in missing):
+            raise ValueError(f"{folder}: weights of another network; missing {missing}, unknown {unknown}")
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Disturbance of encoder frames: spread of a factor, share of values and of frames (in stretches of 1 to 3) set to 0."""
+
+    factor: float = 0.1
+    dropped: float = 0.05
+    masked: float = 0.02
+
+    def __call__(self, encoded: Tensor) -> Tensor:
+        """(B, T, encoder) -> the same."""
+        encoded = F.dropout(encoded, self.dropped) * (1 + self.factor * torch.randn_like(encoded))
+        starts = torch.rand(encoded.shape[:2], device=encoded.device) * (1 / max(self.masked, 1e-9))
+        longest = F.pad((3 - (3 * starts).floor()).clamp(min=0), (2, 0))  # 1 to 3 where a stretch begins
+        hidden = (longest[:, 2:] > 0) | (longest[:, 1:-1] > 1) | (longest[:, :-2] > 2)
+        return encoded.masked_fill(hidden[..., None], 0.0)
+
+
+def losses(network: Learner, encoded: Tensor, batch: Batch, recall_weight: float) -> dict[str, Tensor]:
+    """``loss`` and its parts. encoded (B, T, encoder) are the encoder's frames of the batch's sound."""
+    text, previous, prompt = (
+        torch.from_numpy(ids).to(encoded.device) for ids in (batch.text, batch.previous, batch.prompt)
+    )
+    weight = torch.from_numpy(batch.weight).to(encoded.device)
+    hidden, inside = network.hidden(network.fuse(encoded, previous, prompt), network.middle)
+    each = F.cross_entropy(network.lm_head(hidden).flatten(0, 1), text.flatten(), reduction="none")
+    parts = {"text": (each * weight.flatten()).sum() / weight.sum()}
+    some = network.function_head(hidden[:, ::_FUNCTION_STRIDE]).flatten(0, 1)
+    parts["function"] = F.cross_entropy(some, torch.full_like(some[:, 0], PAD, dtype=torch.long))
+    loss = parts["text"] + _FUNCTION_WEIGHT * parts["function"]
+    if recall_weight and len(batch.recall_at):
+        assert inside is not None
+        row, frame = torch.from_numpy(batch.recall_at).to(encoded.device).unbind(1)
+        words = torch.from_numpy(batch.recall_words).to(encoded.device)
+        told = network.recall(inside[row, frame]).view(-1, network.recall.out_features // RECALLED_WORDS)
+        parts["recall"] = F.cross_entropy(told, words.flatten())
+        loss = loss + recall_weight * parts["recall"]
+    return parts | {"loss": loss}
+
+
+class _Drawn(IterableDataset):
+    """Endless batches, other ones from every process."""
+
+    def __init__(self, material: Material, vocabulary: int, rows: int, frames: int, seed: int) -> None:
+        self._arguments = (material, vocabulary, rows, frames)
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        conversations = Conversations(*self._arguments, self._seed * 1000 + (worker.id if worker else 0))
+        while True:
+            yield conversations.batch()
+
+
+def batches(material: Material, vocabulary: int, options: argparse.Namespace) -> Iterator[Batch]:
+    """Short rows, and every ``--long-every`` steps long ones, so that long sessions stay like short ones.
+
+    The processes that draw them are started at once: they are forked, which comes before any use of the GPU.
+    """
+
+    def drawn(rows: int, frames: int, workers: int, seed: int) -> Iterator[Batch]:
+        dataset, ahead = _Drawn(material, vocabulary, rows, frames, seed), 8 if workers else None
+        return iter(DataLoader(dataset, batch_size=None, num_workers=workers, prefetch_factor=ahead))
+
+    seed, workers = 2 * options.seed, options.workers
+    short = drawn(options.rows, options.frames, workers, seed)
+    if not options.long_every:
+        return short
+    return _mixed(short, drawn(options.long_rows, options.long_frames, min(2, workers), seed + 1), options.long_every)
+
+
+def _mixed(short: Iterator[Batch], long: Iterator[Batch], every: int) -> Iterator[Batch]:
+    for step in count(1):
+        yield next(short if step % every else long)
+
+
+def train(
+    run: Run, drawn: Iterator[Batch], stage: Stage, features: Features, check: Check, options: argparse.Namespace
+) -> None:
+    """Until the run's time is over, with evaluations in between. ``run.network`` is a :class:`Learner`."""
+    noise, checked = Noise(), 0.0
+    while run.going():
+        batch = next(drawn)
+        with torch.no_grad():
+            encoded = noise(features(stage.heard(batch)))
+        parts = losses(run.network, encoded, batch, options.recall)
+        run.update(parts.pop("loss"))
+        run.log(**parts)
+        if run.elapsed() - checked > options.check_seconds:
+            checked = run.elapsed()
+            run.event(**check.everything(run.average))
+
+
+def main() -> None:
+    options = _options()
+    torch.manual_seed(options.seed)
+    where, tokens = device(), TextTokens(options.start)
+    config = json.loads((options.start / "config.json").read_text())
+    amounts = Amounts(options.unspoken, options.spoken, options.senseless, options.held, options.lines)
+    material = load_material(options.corpus, tokens, amounts, options.seed)
+    drawn = batches(material, tokens.size, options)
+    stage = Stage(material.sounds.sound, where, options.seed)
+    recogniser = SpeechRecogniser.load(config["audio_config"], options.perception).to(where)
+    features = recogniser.encoder.features
+    network = Learner(config, len(material.vocabulary), dropout=options.dropout)
+    if options.resume:
+        network.resume(options.resume)
+    run = Run(
+        options.out,
+        network.to(where),
+        seconds=options.seconds,
+        peak_rate=options.rate,
+        settings=vars(options),
+        weight_decay=options.decay,
+    )
+    check = Check(material, stage, features, tokens)
+    train(run, drawn, stage, features, check, options)
+    run.finish()
+    run.event(**check.everything(run.average))
+    for name, lines in (("dev", material.dev), ("held", material.held)):
+        wrong = check.questions(run.average, lines)[1]
+        print(f"wrong replies, {name}: {by_intent(wrong, lines)}")
+        for line, said in wrong[:15]:
+            print(f"  {line.text} -> {said[:60]!r}, not {material.replies[line.reply].text!r}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("corpus", "start", "perception", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--resume", type=Path, help="folder of a run to go on with")
+    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--rate", type=float, default=1.5e-3)
+    parser.add_argument("--decay", type=float, default=0.05)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--recall", type=float, default=0.2, help="weight of telling the question's words; 0: none")
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--frames", type=int, default=160)
+    parser.add_argument("--long-rows", type=int, default=16)
+    parser.add_argument("--long-frames", type=int, default=600)
+    parser.add_argument("--long-every", type=int, default=6, help="every how many steps; 0: never")
+    parser.add_argument("--workers", type=int, default=6, help="processes that draw batches; 0: none")
+    parser.add_argument("--check-seconds", type=float, default=60)
+    parser.add_argument("--unspoken", type=int, default=3, help="spliced renderings of a line nobody spoke")
+    parser.add_argument("--spoken", type=int, default=1, help="spliced renderings of a line that was spoken")
+    parser.add_argument("--senseless", type=int, default=1500)
+    parser.add_argument("--held", type=int, default=300, help="test lines to evaluate")
+    parser.add_argument("--lines", type=int, help="learn so many lines only")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

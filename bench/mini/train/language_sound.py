@@ -1,0 +1,29 @@
+"""What the network hears of a batch, made on the device: conversations laid out, disturbed, encoded."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vcpipe.bench.mini.augment import Segments, augment, lay
+from vcpipe.bench.mini.conversations import Batch, Laid
+from vcpipe.bench.mini.timeline import USER_FRAME
+
+
+class Stage:
+    """``sound``: int16 samples of all renderings at 16 kHz."""
+
+    def __init__(self, sound: np.ndarray, device: torch.device, seed: int) -> None:
+        self._sound = torch.from_numpy(sound).to(device)
+        self.device = device
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def lay(self, stretches: list[Laid], rows: int, frames: int) -> Tensor:
+        """(rows, frames * 1280) float32; the stretches do not overlap."""
+        return lay(self._sound, Segments.of(stretches).to(self.device), rows, frames * USER_FRAME)
+
+    def heard(self, batch: Batch) -> Tensor:
+        """(B, n): what users say and the assistant's echo on the way to the microphone, other ones in every call."""
+        speech, echo = (self.lay(stretches, *batch.text.shape) for stretches in (batch.speech, batch.echo))
+        return augment(speech, echo, self.generator)

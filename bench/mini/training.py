@@ -1,0 +1,149 @@
+"""One way to train all parts: a run in a folder, with a budget of seconds, that can be taken up again.
+
+A run leaves ``weights.safetensors`` (the moving average of the weights, float32, with the checkpoint's names), ``log.jsonl`` (a
+line of running means every few seconds, and one for each evaluation) and ``settings.json``.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+_LOG_SECONDS = 5.0
+_SAVE_SECONDS = 60.0
+
+
+def device() -> torch.device:
+    """The GPU where there is one, with products in TF32."""
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_weights(network: nn.Module, folder: Path) -> None:
+    """Load the weights that a run left in ``folder``; names and shapes have to agree."""
+    network.load_state_dict(load_file(str(folder / "weights.safetensors")))
+
+
+class Run:
+    """Optimises ``network`` until ``seconds`` are over; ``average`` is the moving average of its weights.
+
+    The learning rate rises over ``warm_up`` steps to ``peak_rate`` and falls along a half cosine over the time, so that a run
+    ends well however fast the machine is. Gradients are clipped to the norm ``clip``; AdamW decays matrices only.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        network: nn.Module,
+        *,
+        seconds: float,
+        peak_rate: float,
+        settings: dict[str, Any],
+        warm_up: int = 300,
+        weight_decay: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.98),
+        clip: float = 1.0,
+        average: float = 0.999,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.network = network
+        self.average = copy.deepcopy(network).eval().requires_grad_(False)
+        self.steps = 0
+        self._seconds, self._peak_rate, self._warm_up = seconds, peak_rate, warm_up
+        self._clip, self._decay_of_average = clip, average
+        self._weights = [p for p in network.parameters() if p.requires_grad]
+        trained = {id(p) for p in self._weights}
+        pairs = zip(network.parameters(), self.average.parameters(), strict=True)
+        self._averages = [mean for p, mean in pairs if id(p) in trained]
+        matrices = [p for p in self._weights if p.ndim > 1]
+        vectors = [p for p in self._weights if p.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=self._weights[0].is_cuda)
+        self._began: float | None = None
+        self._saved = self._logged = 0.0
+        self._sums: dict[str, Tensor | float] = {}
+        self._counts: dict[str, int] = {}
+        (folder / "settings.json").write_text(json.dumps(settings, indent=1, default=str) + "\n")
+
+    # -------------------------------------------------------------------------------------------- time
+    def elapsed(self) -> float:
+        """Seconds since the first call of :meth:`going`."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def fraction(self) -> float:
+        """Share of the time that is used up, 0 to 1."""
+        return min(1.0, self.elapsed() / self._seconds)
+
+    def going(self) -> bool:
+        """Whether time is left. Saves now and then."""
+        if self._began is None:
+            self._began = time.monotonic()
+        if self.elapsed() - self._saved > _SAVE_SECONDS:
+            self._saved = self.elapsed()
+            self.save()
+        return self.elapsed() < self._seconds
+
+    # -------------------------------------------------------------------------------------------- steps
+    def rate(self) -> float:
+        """Learning rate of the next step."""
+        rising = min(1.0, (self.steps + 1) / self._warm_up)
+        return self._peak_rate * rising * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.fraction())))
+
+    def update(self, loss: Tensor) -> None:
+        """One step down the gradient of ``loss``."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.rate()
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self._weights, self._clip, foreach=True)
+        self._optimizer.step()
+        self.steps += 1
+        # Early on the average would mostly hold the random start: let it forget faster.
+        keep = min(self._decay_of_average, (1 + self.steps) / (10 + self.steps))
+        with torch.no_grad():
+            torch._foreach_lerp_(self._averages, self._weights, 1 - keep)
+            for mean, now in zip(self.average.buffers(), self.network.buffers(), strict=True):
+                mean.copy_(now)
+        self.log(loss=loss.detach(), gradient_norm=norm.detach())
+
+    # -------------------------------------------------------------------------------------------- records
+    def log(self, **numbers: Tensor | float) -> None:
+        """Add to running means; they are printed and written every few seconds (only then is the GPU waited for)."""
+        for name, value in numbers.items():
+            self._sums[name] = self._sums.get(name, 0.0) + (value.detach() if isinstance(value, Tensor) else value)
+            self._counts[name] = self._counts.get(name, 0) + 1
+        if self.elapsed() - self._logged > _LOG_SECONDS:
+            self._logged = self.elapsed()
+            means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+            self._sums, self._counts = {}, {}
+            self.event(**means)
+
+    def event(self, **numbers: Tensor | float) -> None:
+        """Print and write a line at once."""
+        rounded = {name: round(float(value), 5) for name, value in numbers.items()}
+        line = {"seconds": round(self.elapsed(), 1), "step": self.steps, "rate": round(self.rate(), 7)} | rounded
+        with (self.folder / "log.jsonl").open("a") as log:
+            log.write(json.dumps(line) + "\n")
+        print(f"{self.folder.name}:", json.dumps(line), flush=True)
+
+    def save(self) -> None:
+        """Write the moving average of the weights."""
+        tensors = {name: value.detach().cpu().contiguous() for name, value in self.average.state_dict().items()}
+        unfinished = self.folder / "weights.unfinished"
+        save_file(tensors, str(unfinished))
+        unfinished.replace(self.folder / "weights.safetensors")
+
+    def finish(self) -> None:
+        """Save, and note how far the run came."""
+        self.save()
+        self.event(finished=1.0)

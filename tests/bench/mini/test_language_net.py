@@ -1,0 +1,160 @@
+"""The trained network against the language actor's: the same weights have to give the same numbers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten, tree_unflatten
+
+from vcpipe.actors.checkpoint import read_config
+from vcpipe.actors.language.cache import Caches
+from vcpipe.actors.language.config import LanguageConfig
+from vcpipe.actors.language.model import LanguageModel
+from vcpipe.actors.language.parameters import LanguageParameters
+from vcpipe.bench.embedded_shapes import tensor_shapes
+from vcpipe.bench.mini.shape import PAD, mini_config
+
+torch = pytest.importorskip("torch")
+from vcpipe.bench.mini.conversations import RECALLED_WORDS, Batch  # noqa: E402
+from vcpipe.bench.mini.nets.language import Language  # noqa: E402
+from vcpipe.bench.mini.train.language import Learner, Noise, losses  # noqa: E402
+from vcpipe.bench.mini.train.language_check import rounded  # noqa: E402
+
+VOCABULARY, ENCODER, POSITIONS = 60, 160, 270  # more positions than a block of the state space
+
+PARTS = ("llm.", "embed_tokens.", "lm_head.", "function_head.", "perception.proj.")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> dict[str, Any]:
+    """The embedded checkpoint's, with fewer and narrower blocks: every position is a step of its own here."""
+    config = mini_config(VOCABULARY, [str(i) for i in range(8)])
+    config["text_config"] |= {"hybrid_override_pattern": "M-*M", "num_hidden_layers": 4, "hidden_size": 64}
+    config["text_config"] |= {"mamba_head_dim": 16, "ssm_state_size": 16, "head_dim": 16, "intermediate_size": 96}
+    config["audio_config"]["output_dim"] = 64
+    folder = tmp_path_factory.mktemp("config")
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_config(folder)
+
+
+@pytest.fixture(scope="module")
+def network(config) -> Language:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    network = Language(config).eval().requires_grad_(False)
+    for name, weight in network.named_parameters():
+        if weight.ndim == 1 and "A_log" not in name:  # norms that are all 1 would hide which weight goes where
+            weight.add_(0.2 * torch.randn_like(weight))
+    network.embed_tokens.weight[PAD].normal_(std=0.3)
+    return network
+
+
+@pytest.fixture(scope="module")
+def actor(config, network) -> LanguageModel:
+    sizes = LanguageConfig.from_runtime(config)
+    stored = LanguageParameters(sizes)
+    weights = {name: mx.array(weight.numpy()) for name, weight in network.state_dict().items()}
+    ours = {name: w.swapaxes(1, 2) if w.ndim == 3 else w for name, w in weights.items() if "perception" not in name}
+    assert {name for name, _ in tree_flatten(stored.parameters())} == set(ours)
+    stored.update(tree_unflatten(list(ours.items())))
+    return LanguageModel(sizes, stored)
+
+
+@pytest.fixture(scope="module")
+def encoded() -> Any:
+    return torch.randn(2, POSITIONS, ENCODER, generator=torch.Generator().manual_seed(1))
+
+
+def test_names_and_shapes_are_the_checkpoints(config, network):
+    wanted = {name.removeprefix("stt_model."): shape for name, shape in tensor_shapes(config).items()}
+    wanted = {name: shape for name, shape in wanted.items() if name.startswith(PARTS)}
+    assert {name: tuple(weight.shape) for name, weight in network.state_dict().items()} == wanted
+
+
+def test_free_running_ids_are_the_actors(network, actor, encoded):
+    texts, functions = network.run(encoded)
+    projected = network.perception.proj(encoded[1:]).numpy()
+    caches, ids, found = Caches.empty(actor.config, mx.float32), mx.full((2,), PAD, mx.uint32), []
+    for at in range(POSITIONS):
+        ids, _ = actor.step(mx.array(projected[:, at : at + 1]), ids, caches)
+        mx.eval(ids, caches.blocks)
+        found.append(np.array(ids).tolist())
+    assert found == torch.stack([texts[1], functions[1]], 1).tolist()
+    assert len(set(texts.flatten().tolist())) > 10  # a network that always says the same would prove little
+
+
+def test_hidden_states_of_a_sequence_are_the_actors(network, actor, encoded):
+    text = torch.randint(0, VOCABULARY, (2, POSITIONS), generator=torch.Generator().manual_seed(2))
+    fused = network.fuse(encoded, text)
+    ours, _ = network.hidden(fused)
+    for row in range(2):
+        theirs = np.array(actor._wide.backbone(mx.array(fused[row : row + 1].numpy())))
+        np.testing.assert_allclose(ours[row : row + 1].numpy(), theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_step_by_step_logits_are_those_of_the_sequence(network, encoded):
+    text = torch.randint(0, VOCABULARY, (2, POSITIONS), generator=torch.Generator().manual_seed(3))
+    together = network(encoded, text)
+    states, pad = network.empty(2, POSITIONS), torch.full((2,), PAD)
+    for at in range(POSITIONS):
+        *logits, states = network.step(encoded[:, at], text[:, at], pad, states, at)
+        for stepped, whole in zip(logits, together, strict=True):
+            torch.testing.assert_close(stepped, whole[:, at], atol=1e-4, rtol=1e-4)
+
+
+def test_gradients_are_finite_and_reach_every_weight(config):
+    network = Language(config, dropout=0.1)
+    text, prompt = torch.randint(0, VOCABULARY, (2, 1, 20))
+    logits = network(torch.randn(1, 20, ENCODER), text)
+    loss = sum(part.logsumexp(-1).mean() for part in logits)
+    (loss + network.fuse(torch.randn(1, 20, ENCODER), text, prompt - 1).square().mean()).backward()
+    for name, weight in network.named_parameters():
+        assert weight.grad is not None and weight.grad.isfinite().all() and weight.grad.any(), name
+
+
+# ------------------------------------------------------------------------------------------------ training
+def batch(weight: np.ndarray) -> Batch:
+    """Two rows of eight frames; what the text holds is the weight's affair."""
+    pad = np.full((2, 8), PAD)
+    text = np.where(weight > 0.5, 20, pad)
+    words = np.full((1, RECALLED_WORDS), 3)
+    return Batch([], [], text, pad, weight.astype(np.float32), pad * 0 - 1, np.array([[1, 4]]), words, [])
+
+
+def test_frames_without_weight_do_not_count(config):
+    torch.manual_seed(0)
+    learner, encoded, weight = Learner(config, 5, dropout=0.0), torch.randn(2, 8, ENCODER), np.zeros((2, 8))
+    weight[0, 3] = 1
+    text_logits, _ = learner(encoded, torch.full((2, 8), PAD))
+    parts = losses(learner, encoded, batch(weight), 0.2)
+    expected = torch.nn.functional.cross_entropy(text_logits[0, 3], torch.tensor(20))
+    torch.testing.assert_close(parts["text"], expected)
+    torch.testing.assert_close(parts["loss"], expected + 0.05 * parts["function"] + 0.2 * parts["recall"])
+
+
+def test_the_head_for_recalled_words_is_not_saved(config, network, tmp_path):
+    from safetensors.torch import save_file
+
+    learner = Learner(config, 5, dropout=0.1)
+    assert learner.state_dict().keys() == network.state_dict().keys()
+    save_file(network.state_dict(), str(tmp_path / "weights.safetensors"))
+    learner.resume(tmp_path)
+    assert all(torch.equal(weight, network.state_dict()[name]) for name, weight in learner.state_dict().items())
+
+
+def test_noise_hides_short_stretches():
+    torch.manual_seed(0)
+    hidden = (Noise(dropped=0.0, masked=0.02)(torch.ones(64, 200, 4)) == 0).all(-1)
+    assert 0.02 < hidden.float().mean() < 0.06
+    runs = [len(run) for row in hidden.int().tolist() for run in "".join(map(str, row)).split("0") if run]
+    assert {1, 2, 3} <= set(runs) and np.mean(runs) == pytest.approx(2, abs=0.3)
+
+
+def test_weights_are_rounded_for_evaluation(network):
+    copied = rounded(network)
+    assert all(torch.equal(weight, weight.bfloat16().float()) for weight in copied.parameters())
+    assert not torch.equal(copied.lm_head.weight, network.lm_head.weight)
