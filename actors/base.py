@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vcpipe.actors.stage import Stage, StageSession
-from vcpipe.actors.wire import StageWire
+from vcpipe.actors.wire import Sender, StageWire
 from vcpipe.schemas.control import Cancel, Shutdown
 from vcpipe.schemas.envelope import Header, Message
 from vcpipe.schemas.errors import ProtocolError, VcpipeError
@@ -33,10 +33,14 @@ class _ShutdownRequested(Exception):
 
 @dataclass
 class _Held:
-    """A session as the loop sees it; ``state`` is None once it was cancelled or has failed."""
+    """A session as the loop sees it; ``state`` is None once it was cancelled or has failed.
+
+    ``out``: the way to the next stage of its route, None where it ends here.
+    """
 
     state: StageSession | None
     epoch: int
+    out: Sender | None = None
     frames: int = 0
 
 
@@ -100,8 +104,9 @@ class ActorLoop:
     def _open(self, header: Header, request: OpenSession) -> None:
         started = time.monotonic()
         held = self._sessions.setdefault(header.session, _Held(None, header.epoch))
+        held.out = self._next_on(request.route)
         if header.epoch < held.epoch:
-            self._forward(header, request)
+            self._forward(header, request, held.out)
             return
         if held.state is not None:
             raise ProtocolError(f"{self._stage.name}: session {header.session!r} was opened twice")
@@ -111,9 +116,15 @@ class ActorLoop:
                 held.state, passed_on = self._stage.open(request)
             finally:
                 # A session that is refused here visits the other stages too: each of them has to close it.
-                self._forward(header, passed_on)
+                self._forward(header, passed_on, held.out)
             held.state.prefill()
             self._report(header, Opened(self._stage.name, (time.monotonic() - started) * 1e3))
+
+    def _next_on(self, route: tuple[str, ...]) -> Sender | None:
+        name = self._stage.name
+        if name not in route:
+            raise ProtocolError(f"{name} is not on the session's route {route}")
+        return None if name == route[-1] else self._wire.out
 
     def _step(self, header: Header, message: Message) -> None:
         held = self._sessions.get(header.session)
@@ -121,7 +132,7 @@ class ActorLoop:
             raise ProtocolError(f"{self._stage.name}: {message.KIND} for session {header.session!r}, which is not open")
         if held.state is None or header.epoch < held.epoch:
             return
-        emit = _LoopEmitter(self, self._wire, header)
+        emit = _LoopEmitter(self, self._wire, held.out, header)
         started_ns = time.monotonic_ns()
         with self._failing_session_only(header, held):
             held.state.step(message, emit)
@@ -134,14 +145,14 @@ class ActorLoop:
         held = self._sessions.get(header.session, _Held(None, header.epoch))
         if held.state is not None and isinstance(message, EndOfStream):
             with self._failing_session_only(header, held):
-                held.state.end(_LoopEmitter(self, self._wire, header))
+                held.state.end(_LoopEmitter(self, self._wire, held.out, header))
         self._sessions.pop(header.session, None)
         self._ended.append(header.session)
-        frames = held.frames
+        frames, out = held.frames, held.out
         del held
         self._free_memory()
         self._report(header, StageEnded(self._stage.name, frames))
-        self._forward(header, message)
+        self._forward(header, message, out)
 
     @contextmanager
     def _failing_session_only(self, header: Header, held: _Held) -> Iterator[None]:
@@ -163,22 +174,23 @@ class ActorLoop:
     def _report(self, header: Header, message: Message) -> None:
         self._wire.reports.send(message, header.session, header.epoch, header.frame_index)
 
-    def _forward(self, header: Header, message: Message) -> None:
-        if self._wire.out is not None:
-            self._wire.out.send(message, header.session, header.epoch, header.frame_index)
+    def _forward(self, header: Header, message: Message, out: Sender | None) -> None:
+        if out is not None:
+            out.send(message, header.session, header.epoch, header.frame_index)
 
 
 class _LoopEmitter:
     """The Emitter of one step."""
 
-    def __init__(self, loop: ActorLoop, wire: StageWire, header: Header) -> None:
+    def __init__(self, loop: ActorLoop, wire: StageWire, out: Sender | None, header: Header) -> None:
         self._loop = loop
         self._wire = wire
+        self._out = out
         self._header = header
         self.spans: list[list[str | int]] = []
 
     def send(self, message: Message, frame_index: int | None = None) -> None:
-        header, out = self._header, self._wire.out
+        header, out = self._header, self._out
         if out is None:
             return
         index = header.frame_index if frame_index is None else frame_index

@@ -36,7 +36,10 @@ class Emitter(Protocol):
     """Where a stage session puts what it has made."""
 
     def send(self, message: Message, frame_index: int | None = None) -> None:
-        """Pass a data message to the next stage; ``frame_index`` defaults to that of the message being stepped."""
+        """Pass a data message to the next stage of the session's route, if there is one.
+
+        ``frame_index`` defaults to that of the message being stepped.
+        """
 
     def report(self, message: Message, frame_index: int | None = None) -> None:
         """Tell the coordinator."""

@@ -6,22 +6,21 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from vcpipe.pipeline.tracks import Deliver, Track
 from vcpipe.schemas.control import Cancel
 from vcpipe.schemas.envelope import NO_FRAME, Header, Message
 from vcpipe.schemas.errors import FrameContractError, VcpipeError
 from vcpipe.schemas.events import Event
-from vcpipe.schemas.messages import CloseSession, EndOfStream, OpenSession, PcmFrame
+from vcpipe.schemas.messages import CloseSession, EndOfStream, OpenSession
 from vcpipe.schemas.reports import Opened, SessionFailed, StageEnded
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message for the first stage ("data") or for every stage ("control")."""
+    """A message for the "data" or "control" pipe of each of the ``stages``."""
 
     pipe: Literal["data", "control"]
+    stages: tuple[str, ...]
     session: str
     epoch: int
     frame_index: int
@@ -30,9 +29,10 @@ class Outgoing:
 
 @dataclass(slots=True)
 class _Record:
-    """One session. ``state``: open -> finishing (no more PCM) -> draining (end sent) -> gone, or dropped."""
+    """One session. ``state``: open -> finishing (no more input) -> draining (end sent) -> gone, or dropped."""
 
     id: str
+    route: tuple[str, ...]
     track: Track
     deliver: Deliver
     state: Literal["open", "finishing", "draining", "dropped"] = "open"
@@ -42,14 +42,13 @@ class _Record:
 
 
 class Coordinator:
-    """Drives any number of sessions over one pipeline.
+    """Drives any number of sessions over one pipeline, each along its own route.
 
     ``outgoing`` fills with what has to be sent; each session's ``deliver`` is called with what its reader gets, "ended" last.
     Times are given by the caller, in monotonic nanoseconds.
     """
 
-    def __init__(self, stages: tuple[str, ...]) -> None:
-        self._stages = stages
+    def __init__(self) -> None:
         self._sessions: dict[str, _Record] = {}
         self.outgoing: deque[Outgoing] = deque()
         self.late_reports = 0
@@ -63,17 +62,17 @@ class Coordinator:
     # -- commands
 
     def open(self, session: str, request: OpenSession, track: Track, deliver: Deliver) -> None:
-        """Send OpenSession down the stages; "opened" is delivered once all of them have the session."""
+        """Send OpenSession along its route; "opened" is delivered once all stages there have the session."""
         if self._lost is not None:
             deliver(self._lost)
             deliver("ended")
             return
-        record = _Record(session, track, deliver)
+        record = _Record(session, request.route, track, deliver)
         self._sessions[session] = record
         self._send_data(record, NO_FRAME, request)
 
-    def feed(self, session: str, chunks: list[np.ndarray]) -> None:
-        """Queue PCM; it leaves by clock and credit."""
+    def feed(self, session: str, chunks: list[Any]) -> None:
+        """Queue input of the session's track; it leaves by clock and credit."""
         record = self._sessions.get(session)
         if record is not None and record.state == "open":
             record.track.feed(chunks)
@@ -108,10 +107,10 @@ class Coordinator:
         return min(wakes, default=None)
 
     def _pump(self, record: _Record, now_ns: int) -> int | None:
-        if record.state not in ("open", "finishing") or len(record.opened) < len(self._stages):
+        if record.state not in ("open", "finishing") or len(record.opened) < len(record.route):
             return None
-        while (chunk := record.track.next_chunk(now_ns)) is not None:
-            self._send_data(record, chunk[0], PcmFrame(chunk[1]))
+        while (due := record.track.next_message(now_ns)) is not None:
+            self._send_data(record, *due)
         if record.state == "finishing" and not record.track.backlog:
             record.state = "draining"
             self._send_data(record, NO_FRAME, EndOfStream())
@@ -139,12 +138,12 @@ class Coordinator:
 
     def _stage_opened(self, record: _Record, report: Opened) -> None:
         record.opened.add(report.stage)
-        if len(record.opened) == len(self._stages):
+        if len(record.opened) == len(record.route):
             record.deliver("opened")
 
     def _stage_ended(self, record: _Record, report: StageEnded) -> None:
         record.ended.add(report.stage)
-        last = len(record.ended) == len(self._stages)
+        last = len(record.ended) == len(record.route)
         try:
             if record.state == "draining":
                 record.track.check_ended(report)
@@ -166,9 +165,9 @@ class Coordinator:
         end_is_sent = record.state == "draining"
         record.state = "dropped"
         record.epoch += 1
-        self.outgoing.append(Outgoing("control", record.id, record.epoch, NO_FRAME, Cancel()))
+        self.outgoing.append(Outgoing("control", record.route, record.id, record.epoch, NO_FRAME, Cancel()))
         if not end_is_sent:
             self._send_data(record, NO_FRAME, CloseSession())
 
     def _send_data(self, record: _Record, frame_index: int, message: Message) -> None:
-        self.outgoing.append(Outgoing("data", record.id, record.epoch, frame_index, message))
+        self.outgoing.append(Outgoing("data", record.route[:1], record.id, record.epoch, frame_index, message))

@@ -11,13 +11,17 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from vcpipe.actors.checkpoint import geometry, read_config
+from vcpipe.actors.checkpoint import geometry, load_tokenizer, read_config
 from vcpipe.actors.entry import ActorConfig
+from vcpipe.actors.speech.frames import TextFrames
+from vcpipe.actors.speech.pacing import Pacing
+from vcpipe.actors.speech.turns import SpeechTurns
 from vcpipe.actors.wire import StageEndpoints
 from vcpipe.pipeline.clock import make_clock
 from vcpipe.pipeline.coordinator import Coordinator
@@ -25,13 +29,18 @@ from vcpipe.pipeline.environment import actor_environment
 from vcpipe.pipeline.process import ActorProcess, stop_all
 from vcpipe.pipeline.runtime import ParentEndpoints, PipelineRuntime
 from vcpipe.pipeline.session import SessionCommands, VoiceChatSession
+from vcpipe.pipeline.speech import WINDOWED_REASON, PipeEngine, SpeechTrack
 from vcpipe.pipeline.tap import TapPublisher
-from vcpipe.pipeline.tracks import Delivery, FrameTrack, OfflineResult, OfflineTrack
+from vcpipe.pipeline.tracks import Deliver, Delivery, FrameTrack, OfflineResult, OfflineTrack
+from vcpipe.pipeline.transcription import LiveTranscription, TranscriptionTrack
+from vcpipe.pipeline.turn import T, Turn
 from vcpipe.schemas.config import GenerateOptions, PipelineConfig, SessionOptions
 from vcpipe.schemas.errors import ActorStartupError, ConfigError, StageTimeoutError, VcpipeError
 from vcpipe.schemas.events import Event
 from vcpipe.schemas.messages import OpenSession
 from vcpipe.schemas.reports import Beat, Loading, Ready
+from vcpipe.schemas.speech import SpeechOptions
+from vcpipe.schemas.streaming import check_streaming_options
 
 #: Longest path of a Unix socket on macOS; Linux allows four more.
 _MAX_IPC_PATH = 103
@@ -81,9 +90,9 @@ class Pipeline:
     def _start(self, on_progress: Callable[[Loading], None], modules: dict[str, str]) -> None:
         stages = self.config.stages
         endpoints = {name: self._endpoint(name) for name in self.config.pipe_names}
-        control = {stage: endpoints[f"{stage}.control"] for stage in stages}
-        self._coordinator = Coordinator(stages)
-        parent = ParentEndpoints(endpoints["reports"], endpoints[f"{stages[0]}.in"], control)
+        data, control = ({stage: endpoints[f"{stage}.{pipe}"] for stage in stages} for pipe in ("in", "control"))
+        self._coordinator = Coordinator()
+        parent = ParentEndpoints(endpoints["reports"], data, control)
         self._runtime = PipelineRuntime(parent, self._coordinator, self.config.step_timeout_s, on_progress)
         if self.config.tap is not None:
             self._listeners.append(TapPublisher(self._runtime.context, self.config.tap).publish)
@@ -185,6 +194,7 @@ class Pipeline:
             use_language_cache=options.use_language_cache,
             use_perception_cache=options.use_perception_cache,
             prompt_codes=self._prompt_codes(),
+            route=self.config.stages,
         )
         self._submit(lambda: self._coordinator.open(session_id, request, track, deliver))
         commands = SessionCommands(self._submit, self._coordinator)
@@ -199,6 +209,85 @@ class Pipeline:
                 commands.cancel(session_id)
             raise
         return session
+
+    def open_transcription(
+        self, *, temperature: float = 0.0, language: str | None = None, transcription_delay_ms: int | None = None
+    ) -> LiveTranscription:
+        """Open a live transcription. Of the stages, perception alone hears of it; returns once that holds it.
+
+        ValueError for options the model lacks (see :func:`check_streaming_options`), ConfigError for a pipeline without
+        perception, VcpipeError where the checkpoint cannot transcribe.
+        """
+        check_streaming_options(temperature, language, transcription_delay_ms)
+        request = OpenSession(task="transcription", route=self._route("transcription", "perception"))
+        clock = make_clock("file", self.geometry.frame_ns)
+        first_chunk = self.checkpoint_config["audio_config"]["preprocessor"]["n_fft"] // 2
+
+        def make_track(session_id: str, deliver: Deliver) -> TranscriptionTrack:
+            return TranscriptionTrack(session_id, self.geometry, request.route, self.config.window, clock, deliver)
+
+        return LiveTranscription(
+            lambda: self._open_turn(request, make_track),
+            SessionCommands(self._submit, self._coordinator),
+            self.geometry,
+            first_chunk,
+            self.config.step_timeout_s,
+        )
+
+    def open_speech(self, options: SpeechOptions | None = None, **fields: Any) -> SpeechTurns:
+        """Open speech turns; give a SpeechOptions or its fields. Of the stages, tts and codec alone hear of them.
+
+        Raises ValueError for options the model lacks, with the reason; ConfigError for a pipeline without these stages, for a
+        checkpoint's odd pacing and for a tokenizer that cannot encode text piece by piece.
+        """
+        options = SpeechOptions.of(**fields) if options is None else options
+        if options.overlap_frames:
+            raise ValueError(WINDOWED_REASON)
+        route = self._route("speech", "tts", "codec")
+        pacing = Pacing.from_config(self.checkpoint_config)
+        pad, eos = self.checkpoint_config["pad_token_id"], self.checkpoint_config["eos_token_id"]
+        text = TextFrames(self._speech_tokenizer, pacing, pad, eos, options)
+        clock = make_clock("file", self.geometry.frame_ns)
+
+        def make_track(session_id: str, deliver: Deliver) -> SpeechTrack:
+            return SpeechTrack(session_id, self.geometry, route, self.config.window, clock, deliver)
+
+        def open_turn(seed: int) -> Turn[SpeechTrack]:
+            codes = self._prompt_codes()
+            request = OpenSession(seed=seed, prompt_positions=1, prompt_codes=codes, route=route, task="speech")
+            return self._open_turn(request, make_track)
+
+        commands = SessionCommands(self._submit, self._coordinator)
+        engine = PipeEngine(open_turn, commands, self.config.window, self.config.step_timeout_s)
+        return SpeechTurns(engine, text, options)
+
+    @cached_property
+    def _speech_tokenizer(self) -> Any:
+        """Loaded once: a large one takes as long as the first words."""
+        return load_tokenizer(self.config.checkpoint)
+
+    def _route(self, task: str, *stages: str) -> tuple[str, ...]:
+        """The stages of a session for ``task``. ConfigError where the pipeline was started without one of them."""
+        if missing := [stage for stage in stages if stage not in self.config.stages]:
+            running = ", ".join(self.config.stages)
+            raise ConfigError(f"{task} needs the stage {missing[0]}; this pipeline was started with {running}")
+        return stages
+
+    def _open_turn(self, request: OpenSession, make_track: Callable[[str, Deliver], T]) -> Turn[T]:
+        """A session that every stage of its route holds."""
+        session_id = _new_id()
+        deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        deliver = self._deliverer(session_id, deliveries)
+        turn = Turn(session_id, make_track(session_id, deliver), deliveries)
+        self._submit(lambda: self._coordinator.open(session_id, request, turn.track, deliver))
+        try:
+            turn.wait_opened(self.config.startup_timeout_s)
+        except BaseException:
+            # Also after Ctrl-C or a timeout: nobody would ever close it.
+            with contextlib.suppress(VcpipeError):
+                self._submit(lambda: self._coordinator.cancel(session_id))
+            raise
+        return turn
 
     def generate(
         self,
@@ -229,6 +318,7 @@ class Pipeline:
             use_language_cache=options.use_language_cache,
             max_frames=options.max_frames,
             prompt_codes=self._prompt_codes(),
+            route=self.config.stages,
         )
         chunks = [pcm[start : start + _OFFLINE_CHUNK] for start in range(0, len(pcm), _OFFLINE_CHUNK)]
         self._submit(lambda: self._coordinator.open(session_id, request, track, deliver))

@@ -34,13 +34,16 @@ from vcpipe.schemas.reports import REPORTS, Beat, Failed, Loading, Ready, Stoppe
 _MAX_WAIT_MS = 200
 _LAST_WORDS_S = 0.2
 
+#: "data" or "control", and the stage it leads to.
+Pipe = tuple[str, str]
+
 
 @dataclass(frozen=True, slots=True)
 class ParentEndpoints:
-    """``reports`` is bound here; ``data`` (of the first stage) and each stage's ``control`` are connected to."""
+    """``reports`` is bound here; each stage's ``data`` and ``control`` are connected to when first used."""
 
     reports: str
-    data: str
+    data: dict[str, str]
     control: dict[str, str]
 
 
@@ -65,8 +68,8 @@ class PipelineRuntime:
         except ConfigError:
             self.context.destroy()
             raise
-        self._senders: dict[str, Sender] = {}
-        self._pending: dict[str, deque[Outgoing]] = {}
+        self._senders: dict[Pipe, Sender] = {}
+        self._pending: dict[Pipe, deque[Outgoing]] = {}
         self._calls: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -182,24 +185,27 @@ class PipelineRuntime:
     def _flush_outgoing(self) -> None:
         while self._coordinator.outgoing:
             outgoing = self._coordinator.outgoing.popleft()
-            for pipe in ["data"] if outgoing.pipe == "data" else self._endpoints.control:
-                self._pending.setdefault(pipe, deque()).append(outgoing)
+            self._queue(outgoing)
         for pipe, pending in self._pending.items():
             while pending and self._try_send(pipe, pending[0]):
                 pending.popleft()
 
-    def _try_send(self, pipe: str, outgoing: Outgoing) -> bool:
+    def _queue(self, outgoing: Outgoing) -> None:
+        for stage in outgoing.stages:
+            self._pending.setdefault((outgoing.pipe, stage), deque()).append(outgoing)
+
+    def _try_send(self, pipe: Pipe, outgoing: Outgoing) -> bool:
         if pipe not in self._senders:
-            endpoint = self._endpoints.data if pipe == "data" else self._endpoints.control[pipe]
-            self._senders[pipe] = Sender(self.context, endpoint)
+            name, stage = pipe
+            endpoints = self._endpoints.data if name == "data" else self._endpoints.control
+            self._senders[pipe] = Sender(self.context, endpoints[stage])
         message, session = outgoing.message, outgoing.session
         return self._senders[pipe].try_send(message, session, outgoing.epoch, outgoing.frame_index)
 
     def _send_shutdown(self) -> None:
         self._coordinator.fail_all(PipelineClosedError("the pipeline was closed"))
-        for process in self._processes.values():
-            shutdown = Outgoing("control", "", 0, NO_FRAME, Shutdown())
-            self._pending.setdefault(process.stage, deque()).append(shutdown)
+        stages = tuple(process.stage for process in self._processes.values())
+        self._queue(Outgoing("control", stages, "", 0, NO_FRAME, Shutdown()))
 
     # -- watching
 

@@ -334,9 +334,9 @@ class SessionCommands:
         self.submit = submit
         self._coordinator = coordinator
 
-    def feed(self, session: str, frames: list[np.ndarray]) -> None:
-        """Queue whole frames."""
-        self.submit(lambda: self._coordinator.feed(session, frames))
+    def feed(self, session: str, inputs: list[Any]) -> None:
+        """Queue what the session's track takes: whole frames of PCM, text ids."""
+        self.submit(lambda: self._coordinator.feed(session, inputs))
 
     def finish(self, session: str) -> None:
         """End of stream."""

@@ -14,9 +14,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from vcpipe.pipeline.clock import FrameClock
+from vcpipe.schemas.envelope import Message
 from vcpipe.schemas.errors import FrameContractError, VcpipeError
 from vcpipe.schemas.events import Event
 from vcpipe.schemas.geometry import FrameGeometry
+from vcpipe.schemas.messages import PcmFrame, TextStep
 from vcpipe.schemas.reports import AudioFrame, StageEnded, StageTiming, Tokens, Transcript
 
 #: Frames whose events the reader has not taken before no further frames are sent (30 s).
@@ -62,11 +64,11 @@ Deliver = Callable[[Delivery], None]
 class Track(Protocol):
     """What the coordinator asks of a session's frames."""
 
-    def feed(self, chunks: list[np.ndarray]) -> None:
-        """Queue PCM, whole frames where streaming."""
+    def feed(self, chunks: list[Any]) -> None:
+        """Queue input: PCM, whole frames where streaming."""
 
-    def next_chunk(self, now_ns: int) -> tuple[int, np.ndarray] | None:
-        """Index and samples of what may be sent now; ``wake_ns`` tells when to ask again."""
+    def next_message(self, now_ns: int) -> tuple[int, Message] | None:
+        """Index and message of what may be sent to the first stage now; ``wake_ns`` tells when to ask again."""
 
     @property
     def wake_ns(self) -> int | None:
@@ -93,6 +95,9 @@ class Track(Protocol):
 class FrameTrack:
     """Credit, clock and collector of a streaming session."""
 
+    #: What a queued input leaves in.
+    message: type[PcmFrame] | type[TextStep] = PcmFrame
+
     def __init__(
         self,
         session: str,
@@ -107,7 +112,7 @@ class FrameTrack:
         self._window = window
         self._clock = clock
         self._deliver = deliver
-        self._backlog: deque[np.ndarray] = deque()
+        self._backlog: deque[Any] = deque()
         self._frames: dict[int, _Frame] = {}
         self._sent = 0
         self._reported = dict.fromkeys(stages, 0)
@@ -131,7 +136,7 @@ class FrameTrack:
     def feed(self, chunks: list[np.ndarray]) -> None:
         self._backlog.extend(chunks)
 
-    def next_chunk(self, now_ns: int) -> tuple[int, np.ndarray] | None:
+    def next_message(self, now_ns: int) -> tuple[int, Message] | None:
         self.wake_ns = None
         if not self._backlog or self._sent - self.frames_done >= self._window:
             return None
@@ -145,7 +150,7 @@ class FrameTrack:
         index = self._sent
         self._sent += 1
         self._frames[index] = _Frame(FrameTiming(self._session, index, due_ns, now_ns))
-        return index, self._backlog.popleft()
+        return index, self.message(self._backlog.popleft())
 
     def collect(self, frame_index: int, report: Any, now_ns: int) -> None:
         frame = self._frames.get(frame_index)
@@ -293,11 +298,11 @@ class OfflineTrack:
     def feed(self, chunks: list[np.ndarray]) -> None:
         self._backlog.extend(chunks)
 
-    def next_chunk(self, now_ns: int) -> tuple[int, np.ndarray] | None:
+    def next_message(self, now_ns: int) -> tuple[int, Message] | None:
         if not self._backlog:
             return None
         self._sent += 1
-        return self._sent - 1, self._backlog.popleft()
+        return self._sent - 1, PcmFrame(self._backlog.popleft())
 
     def collect(self, frame_index: int, report: Any, now_ns: int) -> None:
         self.progress += 1

@@ -20,11 +20,11 @@ _MAX_POSITIONS = 2**31 - 1
 class PipelineConfig:
     """How the processes of a pipeline are started.
 
-    ``checkpoint``: an existing folder. ``stages``: which actors, in data order. ``device``: "cpu", "gpu" or None for MLX's
-    default. ``window``: most frames of a session in flight. ``tap``: endpoint for the public copy of everything, or None.
-    ``endpoints``: own endpoints by pipe name ("perception.in", "reports", ...) where the private ipc ones will not do.
-    ``startup_timeout_s`` bounds loading, ``step_timeout_s`` a single step of a stage. ``tts_history_frames``: last positions
-    that the speech decoder sees at most, one a frame; None leaves the model its own windows.
+    ``checkpoint``: an existing folder. ``stages``: which actors, consecutive ones of a session's four. ``device``: "cpu", "gpu"
+    or None for MLX's default. ``window``: most frames of a session in flight. ``tap``: endpoint for the public copy of
+    everything, or None. ``endpoints``: own endpoints by pipe name ("perception.in", "reports", ...) where the private ipc ones
+    will not do. ``startup_timeout_s`` bounds loading, ``step_timeout_s`` a single step of a stage. ``tts_history_frames``: last
+    positions that the speech decoder sees at most, one a frame; None leaves the model its own windows.
     """
 
     checkpoint: Path
@@ -38,6 +38,10 @@ class PipelineConfig:
     tts_history_frames: int | None = None
 
     def __post_init__(self) -> None:
+        if self.stages not in {STAGES[i:j] for i in range(len(STAGES)) for j in range(i + 1, len(STAGES) + 1)}:
+            raise ConfigError(
+                f"stages {', '.join(self.stages) or 'none'}: accepted are consecutive ones of {', '.join(STAGES)}"
+            )
         if self.device not in (None, "cpu", "gpu"):
             raise ConfigError(f"device {self.device!r} is unknown; accepted: cpu, gpu")
         if self.window < 1:

@@ -23,11 +23,13 @@ import numpy as np
 from vcpipe.schemas.errors import ProtocolError
 
 #: Raised with every incompatible change; compared once, when an actor reports Ready.
-PROTOCOL = 2
+PROTOCOL = 3
 
 #: Audio frames are numbered from 0; messages that belong to no frame carry this index.
 NO_FRAME = -1
 
+#: Types that a received value may have in the place of another.
+_TAKEN_AS = {int: float, list: tuple}
 _DTYPES = {name: np.dtype(name) for name in ("float32", "int32", "int16", "uint16")}
 #: ``dtype.name`` is put together anew each time it is asked for, and that takes longer than packing the rest of a message.
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -171,7 +173,7 @@ def _build(message_type: type[M], body: dict[str, Any], arrays: Sequence[Any]) -
             values[f.name] = _read_array(kind, f, value, arrays) if _is_given(kind, f, value) else None
         else:
             _check_plain(kind, f, value)
-            values[f.name] = value
+            values[f.name] = tuple(value) if tuple in f.plain else value
     if body:
         raise ProtocolError(f"{kind}: unknown field {next(iter(body))!r}")
     return message_type(**values)
@@ -201,8 +203,8 @@ def _check_array(kind: str, f: _Field, dtype: str, shape: tuple[int, ...]) -> No
 
 
 def _check_plain(kind: str, f: _Field, value: Any) -> None:
-    # bool is an int in Python, and msgpack does not keep 1.0 apart from a float field given 1.
-    if type(value) in f.plain or (float in f.plain and type(value) is int):
+    # bool is an int in Python; msgpack keeps neither 1.0 apart from a float field given 1 nor tuples from lists.
+    if type(value) in f.plain or (_TAKEN_AS.get(type(value)) in f.plain):
         return
     names = " or ".join(t.__name__ for t in f.plain)
     raise ProtocolError(f"{kind}: field {f.name!r} is {type(value).__name__}, expected {names}")

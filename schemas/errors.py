@@ -43,6 +43,10 @@ class SessionClosedError(VcpipeError, RuntimeError):
     """The session was flushed, cancelled or ended by an error; open another one."""
 
 
+class TurnError(VcpipeError, RuntimeError):
+    """A call out of the order in which a speech turn goes: reset_turn, push_text, end_text, drain."""
+
+
 class ContextLimitError(VcpipeError, RuntimeError):
     """The session reached its ``max_streaming_seconds``; flush and cancel still work.
 
@@ -55,7 +59,7 @@ class ContextLimitError(VcpipeError, RuntimeError):
 
 
 class BacklogError(VcpipeError, BufferError):
-    """More PCM was fed than a session may hold back. Nothing of the refused chunk was taken."""
+    """More PCM or text was given than a session may hold back. Nothing of the refused piece was taken."""
 
 
 class FrameContractError(VcpipeError):

@@ -1,4 +1,4 @@
-"""In-order data of a session: coordinator -> perception -> language -> tts -> codec.
+"""In-order data of a session: coordinator -> perception -> language -> tts -> codec, or a part of this way.
 
 Whatever opens, feeds or ends a session travels on these pipes and therefore cannot overtake anything.
 """
@@ -11,17 +11,20 @@ from typing import ClassVar
 import numpy as np
 
 from vcpipe.schemas.envelope import Codec, array_field
+from vcpipe.schemas.geometry import STAGES
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """coordinator -> every stage in turn: create the state of a session.
+    """coordinator -> every stage of the route in turn: create the state of a session.
 
     ``offline``: compute over the whole waveform instead of frame by frame.
     ``system_prompt``: None takes the checkpoint's default. ``seed``: of the speech decoder's random numbers.
     ``use_language_cache`` / ``use_perception_cache``: diagnostic switches, see SessionOptions.
     ``max_frames``: offline only, truncates the encoder's output. ``prompt_codes``: (38, Q) codec codes of silence, known
     from the codec's Ready. ``prompt_positions``: timeline positions of the prompt, filled in by language.
+    ``route``: the stages that the session visits, consecutive ones; no other stage hears of it. ``task``: what
+    for, and with it the kind of session that these stages open: "voice_chat", "transcription" or "speech".
     """
 
     KIND: ClassVar[str] = "open_session"
@@ -33,6 +36,8 @@ class OpenSession:
     max_frames: int | None = None
     prompt_positions: int = 0
     prompt_codes: np.ndarray | None = array_field("int32", (None, None), optional=True)
+    route: tuple[str, ...] = STAGES
+    task: str = "voice_chat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +74,14 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class EndOfStream:
-    """coordinator -> every stage in turn: no more frames; finish, report StageEnded and free the session."""
+    """coordinator -> every stage of the route in turn: no more frames; finish, report StageEnded and free the session."""
 
     KIND: ClassVar[str] = "end_of_stream"
 
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """coordinator -> every stage in turn: last message of a cancelled session; free it, report StageEnded."""
+    """coordinator -> every stage of the route in turn: last message of a cancelled session; free it, report StageEnded."""
 
     KIND: ClassVar[str] = "close_session"
 

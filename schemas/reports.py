@@ -32,6 +32,17 @@ class Transcript:
 
 
 @dataclass(frozen=True, slots=True)
+class Transcribed:
+    """perception, at the end of a transcription: the number of its encoder frames.
+
+    Its :class:`Transcript` reports carry the index of the encoder frame; only the first of them is stripped, at its start.
+    """
+
+    KIND: ClassVar[str] = "transcribed"
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """language: the two ids of one frame.
 
@@ -163,6 +174,7 @@ class Stopped:
 REPORTS = Codec(
     Opened,
     Transcript,
+    Transcribed,
     Tokens,
     AudioFrame,
     StageTiming,

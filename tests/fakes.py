@@ -24,7 +24,7 @@ from vcpipe.actors.stage import Emitter, Progress, StageConfig
 from vcpipe.schemas.errors import VcpipeError
 from vcpipe.schemas.geometry import STAGES
 from vcpipe.schemas.messages import Codes, OpenSession, PcmFrame, Projected, TextStep
-from vcpipe.schemas.reports import AudioFrame, Tokens, Transcript
+from vcpipe.schemas.reports import AudioFrame, Tokens, Transcribed, Transcript
 
 CODEBOOKS = 31
 OUTPUT_SAMPLES = 1764
@@ -50,14 +50,15 @@ class FakeStage:
         if "refuse" in faults:
             raise VcpipeError("no such prompt; accepted: any other")
         time.sleep(faults.get("open", 0.0))
-        return FakeSession(self.name, faults, request.seed), replace(request, prompt_positions=2)
+        return FakeSession(self.name, faults, request.seed, request.task), replace(request, prompt_positions=2)
 
 
 class FakeSession:
-    def __init__(self, stage: str, faults: dict[str, float], seed: int) -> None:
+    def __init__(self, stage: str, faults: dict[str, float], seed: int, task: str) -> None:
         self._stage = stage
         self._faults = faults
         self._seed = seed
+        self._task = task
         self._frame = 0
 
     def step(self, message: Any, emit: Emitter) -> None:
@@ -72,7 +73,9 @@ class FakeSession:
         pass
 
     def end(self, emit: Emitter) -> None:
-        pass
+        if self._task == "transcription":
+            emit.report(Transcript(" end"), frame_index=self._frame)
+            emit.report(Transcribed(self._frame + 1))
 
     def _apply_faults(self) -> None:
         if self._at("raise"):

@@ -243,6 +243,20 @@ def test_session_snippets(
 
 
 @pytest.mark.process
+def test_transcription_snippet(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(stages: tuple[str, ...]) -> Lent:
+        assert stages == ("perception",)
+        return Lent(pipeline)
+
+    monkeypatch.setattr(vcpipe, "start_pipeline", start, raising=False)
+    (code,) = snippets(DOCS / "transcription.md", "python")
+    exec(compile(code, "transcription.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1] == "14 frames"
+
+
+@pytest.mark.process
 def test_module_docstring_snippet(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example in ``help(vcpipe)``."""
     monkeypatch.setattr(vcpipe, "start_pipeline", lambda: Lent(pipeline), raising=False)

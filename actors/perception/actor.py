@@ -13,11 +13,13 @@ from vcpipe.actors.perception.mel import LogMel
 from vcpipe.actors.perception.networks import KERNELS, NAMES, PerceptionNetworks
 from vcpipe.actors.perception.rnnt import Recogniser, Transducer
 from vcpipe.actors.perception.transcript import PieceTable
+from vcpipe.actors.perception.transcription import ActorTranscription, TranscriptionSession
 from vcpipe.actors.stage import Emitter, Progress, StageConfig, StageSession
 from vcpipe.actors.weights import WeightLoader, load_stage
 from vcpipe.schemas.errors import ConfigError, FrameContractError
 from vcpipe.schemas.messages import OpenSession, PcmFrame, Projected
 from vcpipe.schemas.reports import Transcript
+from vcpipe.schemas.streaming import check_streaming_options
 
 
 class PerceptionStage:
@@ -47,12 +49,32 @@ class PerceptionStage:
         mx.eval(self.transducer.advance(best, states, from_frame))
 
     def open(self, request: OpenSession) -> tuple[StageSession, OpenSession]:
-        """A session that works frame by frame or, offline, on everything at its end. ConfigError for ``max_frames`` < 2."""
+        """A session that works frame by frame or, offline, on everything at its end, or a transcription.
+
+        ConfigError for ``max_frames`` < 2, another task, and where :meth:`create_streaming_session` raises it.
+        """
+        if request.task == "transcription":
+            config, session = self.config, self.create_streaming_session()
+            return ActorTranscription(session, config.frame_samples, config.rnnt.max_symbols), request
+        if request.task != "voice_chat":
+            raise ConfigError(f"perception has no sessions for {request.task!r}; accepted: voice_chat, transcription")
         if request.offline:
             return OfflineSession(self, request.max_frames), request
         return StreamingSession(
             self, self.open_cached() if request.use_perception_cache else self.open_window()
         ), request
+
+    def create_streaming_session(
+        self, *, temperature: float = 0.0, language: str | None = None, transcription_delay_ms: int | None = None
+    ) -> TranscriptionSession:
+        """A live transcription of its own. ValueError for options the model lacks, see :func:`check_streaming_options`.
+
+        ConfigError where the checkpoint does not say what the RNN-T's pieces spell.
+        """
+        check_streaming_options(temperature, language, transcription_delay_ms)
+        if not self.transducer.config.pieces:
+            raise ConfigError("the checkpoint has no rnnt_vocabulary: it cannot transcribe")
+        return TranscriptionSession(self._step, self.transducer, self.pieces)
 
     def open_cached(self) -> CachedPerception:
         """Hearing of a new stream."""

@@ -44,11 +44,16 @@ class _State(NamedTuple):
     mel: mx.array  # (7, features)
     rings: list[BlockCache]
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the arrays."""
+        return self.mel.nbytes + sum(array.nbytes for ring in self.rings for array in ring)
+
 
 class FrameStep:
     """The whole way from windowed samples to a scored frame as one compiled function of arrays, for any number of streams.
 
-    It has one shape: what the first frames of a stream lack is masked.
+    It has one shape: what the first frames of a stream lack is masked, and what its last one lacks.
     """
 
     def __init__(
@@ -59,11 +64,13 @@ class FrameStep:
         self._perception = perception
         self._transducer = transducer
         self._positions = Positions(config.encoder)
-        # Frame 0 of a stream hears one mel frame, and frames 0 and 1 the padding before it.
-        self._due = [mx.array([[0.0]] * (SUBSAMPLING - 1) + [[1.0]]), mx.ones((SUBSAMPLING, 1))]
+        # Frame 0 of a stream hears one mel frame, its newest, the last one those that are left, and frames 0 and 1 the padding
+        # before the stream.
+        self._first_due = mx.array([[0.0]] * (SUBSAMPLING - 1) + [[1.0]])
+        self._due = [mx.array([[1.0]] * count + [[0.0]] * (SUBSAMPLING - count)) for count in range(SUBSAMPLING + 1)]
         self._alive = [alive(frame) for frame in range(3)]
         self._run = compiled(self._frame)
-        mx.eval(self._due, self._alive)
+        mx.eval(self._first_due, self._due, self._alive)
 
     def empty_state(self) -> _State:
         """State before the first frame."""
@@ -74,16 +81,28 @@ class FrameStep:
         self, frame: int, segment: np.ndarray, state: _State, from_prediction: mx.array
     ) -> tuple[Heard, _State]:
         """``segment``: of :meth:`MelStream.take`, one mel frame for ``frame`` 0 and eight for every other."""
-        mel_config = self.config.mel
-        missing = mel_config.n_fft + (SUBSAMPLING - 1) * mel_config.hop_samples - segment.size
-        assert missing == (0 if frame else (SUBSAMPLING - 1) * mel_config.hop_samples)
-        windowed = self.log_mel.windowed(
-            np.concatenate([np.zeros(missing, np.float32), segment]) if missing else segment
-        )
+        rows = self.log_mel.windowed(segment)
+        assert len(rows) == (SUBSAMPLING if frame else 1)
+        return self.hear(frame, rows, state, from_prediction)
+
+    def hear(
+        self, frame: int, rows: np.ndarray, state: _State, from_prediction: mx.array, mel_frames: int | None = None
+    ) -> tuple[Heard, _State]:
+        """``rows``: of :meth:`LogMel.windowed`, (1, n_fft) for ``frame`` 0 and (8, n_fft) for every other.
+
+        Fewer than eight are the last of a stream of ``mel_frames``.
+        """
+        count, due, inside = len(rows), self._first_due, self._alive[min(frame, 2)]
+        if frame:
+            due = self._due[count]
+            inside = inside if count == SUBSAMPLING else alive(frame, mel_frames)
+        if count < SUBSAMPLING:
+            missing = np.zeros((SUBSAMPLING - count, rows.shape[1]), np.float32)
+            rows = np.concatenate([rows, missing] if frame else [missing, rows])
         projected, encoded, scored, mel, rings = self._run(
-            mx.array(windowed),
-            self._due[min(frame, 1)],
-            self._alive[min(frame, 2)],
+            mx.array(rows),
+            due,
+            inside,
             self._positions[frame],
             state,
             from_prediction,
@@ -130,8 +149,7 @@ class CachedPerception:
     @property
     def state_bytes(self) -> int:
         """What the stream holds."""
-        mel, rings = self._state
-        return mel.nbytes + sum(array.nbytes for ring in rings for array in ring) + 4 * self._mel.buffered_samples
+        return self._state.nbytes + 4 * self._mel.buffered_samples
 
 
 class WindowPerception:

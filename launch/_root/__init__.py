@@ -16,25 +16,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vcpipe.actors.speech.turns import SpeechTurns
     from vcpipe.launch.library import start_pipeline
     from vcpipe.pipeline.pipeline import Pipeline
     from vcpipe.pipeline.session import VoiceChatSession
     from vcpipe.pipeline.tap import TapSubscriber
     from vcpipe.pipeline.tracks import OfflineResult
+    from vcpipe.pipeline.transcription import LiveTranscription
     from vcpipe.schemas import errors
     from vcpipe.schemas.config import GenerateOptions, PipelineConfig, SessionOptions
     from vcpipe.schemas.events import Event
+    from vcpipe.schemas.speech import SpeechChunk, SpeechOptions
+    from vcpipe.schemas.streaming import StreamingSession, TranscriptDelta
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Event": "vcpipe.schemas.events",
     "GenerateOptions": "vcpipe.schemas.config",
+    "LiveTranscription": "vcpipe.pipeline.transcription",
     "OfflineResult": "vcpipe.pipeline.tracks",
     "Pipeline": "vcpipe.pipeline.pipeline",
     "PipelineConfig": "vcpipe.schemas.config",
     "SessionOptions": "vcpipe.schemas.config",
+    "SpeechChunk": "vcpipe.schemas.speech",
+    "SpeechOptions": "vcpipe.schemas.speech",
+    "SpeechTurns": "vcpipe.actors.speech.turns",
+    "StreamingSession": "vcpipe.schemas.streaming",
     "TapSubscriber": "vcpipe.pipeline.tap",
+    "TranscriptDelta": "vcpipe.schemas.streaming",
     "VoiceChatSession": "vcpipe.pipeline.session",
     "start_pipeline": "vcpipe.launch.library",
 }
@@ -42,11 +52,17 @@ _HOMES = {
 __all__ = [
     "Event",
     "GenerateOptions",
+    "LiveTranscription",
     "OfflineResult",
     "Pipeline",
     "PipelineConfig",
     "SessionOptions",
+    "SpeechChunk",
+    "SpeechOptions",
+    "SpeechTurns",
+    "StreamingSession",
     "TapSubscriber",
+    "TranscriptDelta",
     "VoiceChatSession",
     "__version__",
     "errors",

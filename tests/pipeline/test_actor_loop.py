@@ -108,6 +108,45 @@ def test_a_session_from_open_to_end() -> None:
     assert isinstance(wire.reports.messages[-1][1], Stopped)
 
 
+def test_a_session_whose_route_ends_here_goes_no_further() -> None:
+    wire = ListWire()
+    wire.say(OpenSession(route=("language",)), "here")
+    wire.say(OpenSession(route=("language", "tts")), "further")
+    for frame in range(2):
+        wire.frames(frame, session="here")
+        wire.frames(frame, session="further")
+    wire.say(EndOfStream(), "here")
+    wire.say(EndOfStream(), "further")
+    Run(wire)
+    assert wire.out.kinds("here") == []
+    assert wire.out.kinds("further") == [OpenSession, TextStep, TextStep, EndOfStream]
+    assert wire.reports.kinds("here") == wire.reports.kinds("further")
+    assert ended_frames(wire, "here") == [2]
+
+
+@pytest.mark.parametrize("cancel", ["before", "while open"])
+def test_a_cancelled_session_whose_route_ends_here_goes_no_further(cancel: str) -> None:
+    wire = ListWire()
+    if cancel == "before":
+        wire.say(Cancel(), epoch=1)
+    else:
+        wire.reports.when_sent = lambda message: wire.say(Cancel(), epoch=1) if isinstance(message, Tokens) else None
+    wire.say(OpenSession(route=("language",)))
+    wire.frames(0, 1)
+    wire.say(CloseSession(), epoch=1)
+    run = Run(wire)
+    assert wire.out.kinds("s") == []
+    assert wire.reports.kinds("s")[-1] is StageEnded
+    assert run.loop.open_sessions == 0
+
+
+def test_a_session_that_should_not_have_come_here_is_a_bug() -> None:
+    wire = ListWire()
+    wire.say(OpenSession(route=("tts", "codec")))
+    with pytest.raises(ProtocolError, match=r"language is not on the session's route \('tts', 'codec'\)"):
+        Run(wire)
+
+
 def test_what_a_stage_adds_to_the_request_reaches_the_next() -> None:
     wire = ListWire()
     wire.say(OpenSession())

@@ -27,7 +27,7 @@ class Rig:
     """One coordinator over the four stages; sessions by name, what they were given in ``got``."""
 
     def __init__(self) -> None:
-        self.coordinator = Coordinator(STAGES)
+        self.coordinator = Coordinator()
         self.got: dict[str, list[Delivery]] = {}
         self.now_ns = 0
 
@@ -93,6 +93,47 @@ def right_reports(stage: str, frame: int) -> list[Any]:
     if stage == "codec":
         reports.insert(0, AudioFrame(np.full(1764, frame, np.float32), np.full(31, frame, np.int32)))
     return reports
+
+
+# -- routes
+
+
+def test_a_session_goes_along_its_own_route() -> None:
+    rig = Rig()
+    rig.open("chat")
+    deliver = rig.got.setdefault("short", []).append
+    route = ("tts", "codec")
+    track = FrameTrack("short", GEOMETRY, route, 8, make_clock("file", GEOMETRY.frame_ns), deliver)
+    rig.coordinator.open("short", OpenSession(route=route), track, deliver)
+    rig.feed(1, "short")
+    (opening,) = rig.sent()
+    assert (opening.pipe, opening.stages, opening.message.route) == ("data", ("tts",), route)
+    rig.say(Opened("tts", 1.0), "short")
+    assert rig.sent() == []
+    rig.say(Opened("codec", 1.0), "short")
+    rig.feed(1, "chat")
+    assert {out.session: out.stages for out in rig.sent()} == {"short": ("tts",), "chat": ("perception",)}
+    for stage in route:
+        rig.step(stage, 0, "short")
+    assert [event.kind for event in rig.events("short")] == ["audio"]
+    rig.coordinator.finish("short")
+    (end,) = rig.sent()
+    assert (end.stages, end.message) == (("tts",), EndOfStream())
+    rig.end(1, "short", route)
+    assert rig.got["short"][-1] == "ended" and rig.coordinator.sessions == 1
+
+
+def test_a_cancel_goes_to_the_stages_of_the_route_alone() -> None:
+    rig = Rig()
+    deliver = rig.got.setdefault("s", []).append
+    track = FrameTrack("s", GEOMETRY, ("perception",), 8, make_clock("file", GEOMETRY.frame_ns), deliver)
+    rig.coordinator.open("s", OpenSession(route=("perception",)), track, deliver)
+    rig.say(Opened("perception", 1.0))
+    rig.sent()
+    rig.coordinator.cancel("s")
+    assert [(out.pipe, out.stages) for out in rig.sent()] == [("control", ("perception",)), ("data", ("perception",))]
+    rig.end(0, stages=("perception",))
+    assert rig.got["s"][-1] == "ended"
 
 
 # -- opening

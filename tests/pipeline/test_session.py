@@ -498,7 +498,7 @@ class Alone:
 
     def feed(self, session: str, frames: list[np.ndarray]) -> None:
         self.track.feed(frames)
-        while self.track.next_chunk(0) is not None:
+        while self.track.next_message(0) is not None:
             pass
 
     def finish(self, session: str) -> None:

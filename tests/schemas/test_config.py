@@ -61,6 +61,10 @@ def test_generate_options_are_checked(fields: dict[str, Any], complaint: str) ->
     ("fields", "complaint"),
     [
         ({"device": "tpu"}, "device 'tpu' is unknown; accepted: cpu, gpu"),
+        ({"stages": ()}, "stages none: accepted are consecutive ones of perception, language, tts, codec"),
+        ({"stages": ("tts", "perception")}, "stages tts, perception: accepted are consecutive ones of"),
+        ({"stages": ("language", "codec")}, "stages language, codec: accepted are consecutive ones of"),
+        ({"stages": ("asr",)}, "stages asr: accepted are consecutive ones of"),
         ({"window": 0}, "window must be at least 1 frame, not 0"),
         ({"tts_history_frames": 0}, "tts_history_frames must be an integer from 1 to 2147483647, not 0"),
         ({"tts_history_frames": 2**31}, "not 2147483648"),

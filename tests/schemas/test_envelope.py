@@ -27,6 +27,7 @@ EXAMPLES: dict[Codec, list[Any]] = {
     messages.DATA: [
         messages.OpenSession(),
         messages.OpenSession(True, "Sei höflich. 你好", 2**64 - 1, False, False, 4, 9, PROMPT),
+        messages.OpenSession(route=("tts", "codec"), task="speech"),
         messages.PcmFrame(SAMPLES[:1280]),
         messages.PcmFrame(SAMPLES[:0]),
         messages.Projected(PROJECTED),
@@ -39,6 +40,7 @@ EXAMPLES: dict[Codec, list[Any]] = {
     reports.REPORTS: [
         reports.Opened("tts", 12.5),
         reports.Transcript(" héllo"),
+        reports.Transcribed(31),
         reports.Tokens(5, 12),
         reports.Tokens(5, 6, "a", 1, "b", "c", 2, "d"),
         reports.AudioFrame(SAMPLES, CODES),
@@ -143,6 +145,7 @@ def _received(body: Any, *arrays: bytes, codec: Codec = messages.DATA) -> Any:
         ({"kind": "text_step", "text_id": 1.0}, "text_step: field 'text_id' is float, expected int"),
         ({"kind": "text_step", "text_id": True}, "text_step: field 'text_id' is bool, expected int"),
         ({"kind": "open_session", "system_prompt": 1}, "field 'system_prompt' is int, expected str or NoneType"),
+        ({"kind": "open_session", "route": "tts"}, "open_session: field 'route' is str, expected tuple"),
         ({"kind": "codes", "codes": None}, "codes: field 'codes' is missing"),
         ({"kind": "codes", "codes": 5}, "codes: field 'codes' is not an array part"),
         ({"kind": "codes", "codes": ["int64", [31], 0]}, "codes: field 'codes' is int64, expected int32"),
