@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import io
 import os
 import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, cast
 
 import numpy as np
 import soundfile
 import soxr
 
-from vcpipe.launch.wav import WavSource, read_header
+from vcpipe.launch.pipe_input import PipeInput
+from vcpipe.launch.wav import RawForm, WavSource, raw_header, read_header
 from vcpipe.schemas.errors import AudioInputError, ConfigError
 from vcpipe.schemas.pcm import pcm16
 
@@ -50,23 +53,26 @@ class AudioReader:
     """One channel of a recording as float32 in [-1, 1] at ``sample_rate``, in chunks, in constant memory.
 
     ``source``: a path (also of a pipe), or "-" for a WAV on standard input. ``channel``: counted from 0; channels are never
-    mixed, as a recording of two parties would feed back what the other one said.
+    mixed, as a recording of two parties would feed back what the other one said. ``raw``: for samples without a header.
 
     ``duration_s``: length, or None for a pipe that does not tell. ``warnings``: one line each, on what is wrong with the
     file and can be read nevertheless; of a pipe, some are known only at its end. Raises AudioInputError, also while reading.
     """
 
-    def __init__(self, source: str | Path, *, channel: int = 0, sample_rate: int = 16000) -> None:
+    def __init__(
+        self, source: str | Path, *, channel: int = 0, sample_rate: int = 16000, raw: RawForm | None = None
+    ) -> None:
         self.name = "standard input" if str(source) == "-" else str(source)
         self._channel = channel
         self._sample_rate = sample_rate
-        self._stream, file_bytes = _open_stream(source, self.name)
+        self._stopped = False
+        self._pipe, self._stream, file_bytes = _open_stream(source, self.name)
         self._block_s = _PIPE_BLOCK_S if file_bytes is None else _FILE_BLOCK_S
         try:
-            self._source = _open_source(self._stream, file_bytes, self.name)
+            self._source = _open_source(self._stream, file_bytes, self.name, raw)
             self._check()
         except BaseException:
-            _close_stream(self._stream)
+            self._close_stream()
             raise
         self.warnings = self._source.warnings
         frames = self._source.frames
@@ -89,12 +95,12 @@ class AudioReader:
         resampler = soxr.ResampleStream(source.rate, self._sample_rate, 1, dtype="float32")
         passed = source.rate == self._sample_rate
         block, taken = max(1, round(source.rate * self._block_s)), 0
-        while len(samples := self._read(block, taken)):
+        while not self._stopped and len(samples := self._read(block, taken)):
             taken += len(samples)
             chunk = samples if passed else resampler.resample_chunk(samples)
             if len(chunk):
                 yield np.clip(chunk, -1.0, 1.0)
-        if not taken:
+        if not taken and not self._stopped:
             raise AudioInputError(f"{self.name} holds no samples")
         if not passed and len(tail := resampler.resample_chunk(np.zeros(0, np.float32), last=True)):
             yield np.clip(tail, -1.0, 1.0)
@@ -114,10 +120,20 @@ class AudioReader:
             )
         return np.clip(samples, -1.0, 1.0)
 
+    def stop(self) -> None:
+        """Let :meth:`chunks` end soon, also where it waits for a pipe. Any thread."""
+        self._stopped = True
+        if self._pipe is not None:
+            self._pipe.stop()
+
     def close(self) -> None:
         """Close the file; standard input stays open."""
         self._source.close()
-        _close_stream(self._stream)
+        self._close_stream()
+
+    def _close_stream(self) -> None:
+        if self._stream is not standard_input():
+            self._stream.close()
 
     def __enter__(self) -> AudioReader:
         return self
@@ -156,27 +172,33 @@ class _LibrarySource:
         self._file.close()
 
 
-def _open_stream(source: str | Path, name: str) -> tuple[BinaryIO, int | None]:
-    """The bytes of ``source`` and how many they are (None for a pipe)."""
+def standard_input() -> BinaryIO | None:
+    """Bytes of standard input; None where there is none, as after ``<&-``."""
+    return None if sys.stdin is None else sys.stdin.buffer
+
+
+def _open_stream(source: str | Path, name: str) -> tuple[PipeInput | None, BinaryIO, int | None]:
+    """The pipe, if it is one; the bytes of ``source``; and how many they are (None for a pipe)."""
     try:
-        stream = sys.stdin.buffer if str(source) == "-" else open(source, "rb")  # noqa: SIM115 - AudioReader closes it
+        stream = standard_input() if str(source) == "-" else open(source, "rb")  # noqa: SIM115 - AudioReader closes it
     except OSError as error:
         raise AudioInputError(f"{name} cannot be opened: {error.strerror}") from None
+    if stream is None:
+        raise AudioInputError(f"{name} is closed")
     if not stream.seekable():
-        return stream, None
+        pipe = PipeInput(stream, keep_open=stream is standard_input())
+        return pipe, cast("BinaryIO", io.BufferedReader(pipe)), None
     size = os.fstat(stream.fileno()).st_size - stream.tell()
     if not size:
-        _close_stream(stream)
+        if stream is not standard_input():
+            stream.close()
         raise AudioInputError(f"{name} is empty")
-    return stream, size
+    return None, stream, size
 
 
-def _close_stream(stream: BinaryIO) -> None:
-    if stream is not sys.stdin.buffer:
-        stream.close()
-
-
-def _open_source(stream: BinaryIO, file_bytes: int | None, name: str) -> _Source:
+def _open_source(stream: BinaryIO, file_bytes: int | None, name: str, raw: RawForm | None) -> _Source:
+    if raw is not None:
+        return WavSource(stream, raw_header(raw), file_bytes, name)
     start = 0 if file_bytes is None else stream.tell()
     header = read_header(stream, name)
     if header is not None and header.subtype is not None:
@@ -198,16 +220,17 @@ class WavWriter:
     existing file is only replaced once the new one could be opened.
     """
 
-    def __init__(self, path: str | Path, rate: int = 22050) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path | None, rate: int = 22050) -> None:
+        """``path``: None for standard output, which stays open."""
+        self._name = "standard output" if path is None else str(path)
         self._rate = rate
         self._data_bytes = 0
         self._unsaved_bytes = 0
         try:
-            self._file = open(path, "wb")  # noqa: SIM115 - closed by close()
+            self._file = open(_standard_output() if path is None else path, "wb")  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise self._error(error) from None
-        self._is_pipe = not self._file.seekable()
+        self._is_pipe = not _begins_a_file(self._file)
         try:
             self._write(_wav_header(rate, None if self._is_pipe else 0))
         except ConfigError:
@@ -258,7 +281,7 @@ class WavWriter:
             raise self._error(error) from None
 
     def _error(self, error: OSError) -> ConfigError:
-        return ConfigError(f"{self.path} cannot be written: {error.strerror}")
+        return ConfigError(f"{self._name} cannot be written: {error.strerror}")
 
     def __enter__(self) -> WavWriter:
         return self
@@ -267,6 +290,21 @@ class WavWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _standard_output() -> int:
+    """A file descriptor of its own for standard output."""
+    if sys.stdout is None:
+        raise ConfigError("standard output is closed")
+    sys.stdout.flush()
+    return os.dup(sys.stdout.fileno())
+
+
+def _begins_a_file(file: io.BufferedWriter) -> bool:
+    """Whether the header can be mended later: not in a pipe, nor behind what a shell's file holds already."""
+    if not file.seekable():
+        return False
+    return file.tell() == 0 and not fcntl.fcntl(file.fileno(), fcntl.F_GETFL) & os.O_APPEND
 
 
 def _wav_header(rate: int, data_bytes: int | None) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import struct
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 import soundfile
@@ -37,6 +37,9 @@ _EXTENSIBLE = 0xFFFE
 #: Sizes from here on are what tools write that do not know the length yet (ffmpeg 0xFFFFFFFF, arecord and sox 0x7FFF....).
 _PLACEHOLDER_FROM = 0x7FFFFF00
 
+#: More than any file holds.
+_UNKNOWN = 1 << 62
+
 _SKIP_BYTES = 1 << 16
 
 
@@ -57,6 +60,20 @@ class WavHeader:
     riff_bytes: int
     data_bytes: int
     data_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RawForm:
+    """Mono samples without a header: 16-bit integers or 32-bit floats, little-endian, at ``rate`` Hz."""
+
+    coding: Literal["s16le", "f32le"]
+    rate: int
+
+
+def raw_header(form: RawForm) -> WavHeader:
+    """What a header would say, but for the length: until the end."""
+    subtype, frame_bytes = {"s16le": ("PCM_16", 2), "f32le": ("FLOAT", 4)}[form.coding]
+    return WavHeader("<", subtype, 1, form.rate, frame_bytes, _UNKNOWN, _UNKNOWN, 0)
 
 
 def read_header(stream: BinaryIO, name: str) -> WavHeader | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import time
 from collections.abc import Callable, Iterator
 from threading import Lock
@@ -133,6 +134,11 @@ class LiveTranscription:
         """Encoder frames of the turn, once it is done; None for one that was cancelled."""
         return self._frames
 
+    @property
+    def heard_s(self) -> float:
+        """Seconds of input whose texts have all been given: no later one begins before. For the consumer's thread."""
+        return max(self._turn.track.frames_taken - 1, 0) * self._geometry.frame_duration_s
+
     def step(self, *, max_decode_tokens: int = 4) -> list[str]:
         """The next texts that came, at most ``max_decode_tokens``: one an encoder frame at most, its tokens joined.
 
@@ -148,13 +154,12 @@ class LiveTranscription:
         while not self._done:
             yield from self._receive(1, _STEP_WAIT_S)
 
-    def poll(self) -> list[TranscriptDelta]:
-        """The texts that are there now, with their times; never waits. Errors as :meth:`step`."""
-        found = []
-        while not self._done and not self._turn.deliveries.empty():
-            if (delta := self._take(self._turn.deliveries.get())) is not None:
-                found.append(delta)
-        return found
+    def poll(self, wait_s: float = 0.0) -> list[TranscriptDelta]:
+        """The texts that are there now, with their times; where there is none, the first that comes within ``wait_s``.
+
+        Errors as :meth:`step`.
+        """
+        return self._receive(sys.maxsize, wait_s)
 
     def cancel(self) -> None:
         """Drop everything at once: closed and done, without a last word."""

@@ -26,6 +26,9 @@ from vcpipe.launch.server.openai import OpenAIDialect
 from vcpipe.launch.server.protocol import CLOSE_BUSY, ClientError, Dialect
 from vcpipe.launch.server.reservation import Reservations
 from vcpipe.launch.server.security import Gate, Refusal, choose_subprotocol
+from vcpipe.launch.server.transcription import TranscriptionConnection
+from vcpipe.launch.server.transcription_dialects import NativeTranscription, OpenAITranscription
+from vcpipe.launch.server.voice_chat import VoiceChatConnection
 from vcpipe.schemas.errors import VcpipeError
 from vcpipe.schemas.reports import Loading
 
@@ -37,16 +40,37 @@ _ANY_METHOD = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 _PAGE = Path(__file__).parents[1] / "page"
 _HOST = re.compile(r"[A-Za-z0-9.\-:\[\]]+")
 
-#: Dialects by the value of ``?dialect=``.
-DIALECTS: dict[str, Callable[[], Dialect]] = {"native": NativeDialect, "openai": OpenAIDialect}
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A kind of session on the realtime route: its connection, its dialects by the value of ``?dialect=``, its name."""
+
+    connection: type[Connection]
+    dialects: dict[str, Callable[[], Dialect]]
+    noun: str
+
+
+#: By the value of ``?intent=``, which may be left out for a conversation.
+INTENTS = {
+    "conversation": Intent(
+        VoiceChatConnection, {"native": NativeDialect, "openai": OpenAIDialect}, "realtime VoiceChat session"
+    ),
+    "transcription": Intent(
+        TranscriptionConnection, {"native": NativeTranscription, "openai": OpenAITranscription}, "transcription"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What :func:`make_app` needs beside a way to start a pipeline. ``model``: the name it is served under."""
+    """What :func:`make_app` needs beside a way to start a pipeline. ``model``: the name it is served under.
+
+    ``max_transcriptions``: live ones and files together.
+    """
 
     model: str = "vcpipe"
     max_sessions: int = 1
+    max_transcriptions: int = 4
     limits: Limits = field(default_factory=Limits)
 
 
@@ -65,7 +89,10 @@ class Server:
         self.gate = gate
         self.metrics = Metrics()
         self.engine = Engine(start, config.model, self.metrics, on_progress, on_loaded)
-        self.reservations = Reservations(config.max_sessions, leaving_s=config.limits.teardown_s + 2.0)
+        leaving_s = config.limits.teardown_s + 2.0
+        self.reservations = Reservations(config.max_sessions, leaving_s=leaving_s)
+        self.transcriptions = Reservations(config.max_transcriptions, leaving_s=leaving_s)
+        self._slots = {"conversation": self.reservations, "transcription": self.transcriptions}
 
     # -- the socket
 
@@ -75,9 +102,13 @@ class Server:
         refusal = self.gate.check_origin(websocket.headers, websocket.url.scheme)
         if refusal is None:
             refusal = self.gate.check_key(websocket.headers, offered)
-        make_dialect = DIALECTS.get(websocket.query_params.get("dialect", "native"))
+        name = websocket.query_params.get("intent", "conversation")
+        intent = INTENTS.get(name, INTENTS["conversation"])
+        make_dialect = intent.dialects.get(websocket.query_params.get("dialect", "native"))
+        if refusal is None and name not in INTENTS:
+            refusal = Refusal(400, f"intent is unknown; accepted: {', '.join(INTENTS)}")
         if refusal is None and make_dialect is None:
-            refusal = Refusal(400, f"dialect is unknown; accepted: {', '.join(DIALECTS)}")
+            refusal = Refusal(400, f"dialect is unknown; accepted: {', '.join(intent.dialects)}")
         if refusal is not None or make_dialect is None:
             assert refusal is not None
             self.metrics.refused({401: "key", 403: "origin"}.get(refusal.status, "request"))
@@ -86,14 +117,16 @@ class Server:
             return
         with contextlib.suppress(WebSocketDisconnect, OSError):
             await websocket.accept(choose_subprotocol(offered))
-            await self._admit(websocket, make_dialect())
+            await self._admit(websocket, intent, make_dialect(), self._slots[name])
 
-    async def _admit(self, websocket: WebSocket, dialect: Dialect) -> None:
-        slot = await self.reservations.reserve()
+    async def _admit(
+        self, websocket: WebSocket, intent: Intent, dialect: Dialect, reservations: Reservations
+    ) -> None:
+        slot = await reservations.reserve()
         if slot is None:
             self.metrics.refused("busy")
             self.metrics.error("server_busy")
-            error = ClientError("server_busy", "another realtime VoiceChat session is already active")
+            error = ClientError("server_busy", f"another {intent.noun} is already active")
             for message in dialect.write(error):
                 await websocket.send_json(message)
             await websocket.close(CLOSE_BUSY, "server_busy")
@@ -102,7 +135,7 @@ class Server:
             session_id = f"sess_{secrets.token_hex(8)}"
             model = websocket.query_params.get("model") or None
             limits = self.config.limits
-            connection = Connection(websocket, session_id, dialect, self.engine, self.metrics, limits, model)
+            connection = intent.connection(websocket, session_id, dialect, self.engine, self.metrics, limits, model)
             await connection.run(slot)
         finally:
             slot.release()
@@ -127,6 +160,7 @@ class Server:
         """200 when ready, else 503; the body tells why."""
         health = self.engine.health()
         health["sessions"] = {"active": self.reservations.taken, "max": self.config.max_sessions}
+        health["transcriptions"] = {"active": self.transcriptions.taken, "max": self.config.max_transcriptions}
         return JSONResponse(health, 200 if health["status"] == "ready" else 503)
 
     async def metrics_text(self, request: Request) -> Response:
@@ -135,6 +169,8 @@ class Server:
             "ready": int(self.engine.state == "ready"),
             "sessions_active": self.reservations.taken,
             "sessions_max": self.config.max_sessions,
+            "transcriptions_active": self.transcriptions.taken,
+            "transcriptions_max": self.config.max_transcriptions,
         }
         text = self.metrics.text(gauges, self.engine.stages_up())
         return self._guarded(request) or PlainTextResponse(text, media_type="text/plain; version=0.0.4")

@@ -1,7 +1,7 @@
-"""The life of one WebSocket: commands in, notices out, the session between them.
+"""The life of one WebSocket that holds a session: commands in, notices out. What kind of session, a subclass says.
 
-Four things run at a time. The *reader* takes every message at once, so that a ping or a cancel never waits behind audio; the
-*writer* sends what the outbox holds; a *thread* opens the session and reads its events; the *watchdog* keeps the time
+Four things run at a time. The *reader* takes every message at once, so that a ping or a cancel never waits behind work; the
+*writer* sends what the outbox holds; a *thread* opens the session and reads it; the *watchdog* keeps the time
 limits. Whichever sees an end first sets it, and :meth:`Connection.run` takes the rest down.
 """
 
@@ -11,51 +11,41 @@ import asyncio
 import contextlib
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from vcpipe.launch.server.engine import Engine
-from vcpipe.launch.server.metrics import Metrics
+from vcpipe.launch.server.engine import Engine, ServedPipeline
+from vcpipe.launch.server.metrics import Metrics, Task
 from vcpipe.launch.server.outbox import Outbox
 from vcpipe.launch.server.protocol import (
-    CLOSE_DONE,
     CLOSE_FAULT,
     CLOSE_LIMIT,
     Append,
     Cancel,
-    Clear,
-    Cleared,
     ClientError,
     Command,
-    Commit,
-    Committed,
     Configure,
     Created,
-    CreateResponse,
     Dialect,
     JsonObject,
     Notice,
     Phase,
     Ping,
     Pong,
-    ResponseRequested,
-    Updated,
     event_id_of,
     parse_message,
     shown,
 )
 from vcpipe.launch.server.reservation import Slot
-from vcpipe.launch.server.session_input import SessionInput
-from vcpipe.launch.server.session_thread import SessionThread
-from vcpipe.pipeline.session import VoiceChatSession
-from vcpipe.pipeline.tracks import FrameTiming
-from vcpipe.schemas.config import SessionOptions
+from vcpipe.launch.server.session_thread import SessionThread, first_line
 from vcpipe.schemas.errors import VcpipeError
-from vcpipe.schemas.events import TERMINAL_KINDS, Event
+from vcpipe.schemas.events import Event
+from vcpipe.schemas.geometry import FrameGeometry
 
 #: Most seconds of PCM that wait while a session opens.
 _MAX_EARLY_S = 30.0
@@ -83,7 +73,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class End:
     """How a connection ended; ``code`` None: the client is gone."""
 
     name: str
@@ -91,11 +81,17 @@ class _End:
     reason: str = ""
 
 
-_GONE = _End("disconnected")
+_GONE = End("disconnected")
 
 
-class Connection:
-    """One client that holds a slot. ``model``: the query's, None for none."""
+class Connection(ABC):
+    """One client that holds a slot. ``model``: the query's, None for none.
+
+    A subclass is the listener of its session's thread too, which calls :meth:`open_failed` here and the rest there.
+    """
+
+    #: What the metrics call its sessions.
+    task: ClassVar[Task]
 
     def __init__(
         self,
@@ -116,22 +112,46 @@ class Connection:
         self._model = model
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox(limits.outbox)
-        self._end: asyncio.Future[_End] = self._loop.create_future()
+        self._end: asyncio.Future[End] = self._loop.create_future()
         self._opening: asyncio.Task[None] | None = None
         self._wish = Configure()
         self._update_id: str | None = None
         self._open_started = 0.0
-        self._thread: SessionThread | None = None
-        self._session: VoiceChatSession | None = None
-        self._session_ended = False
-        self._input: SessionInput | None = None
+        self._thread: SessionThread[Any, Any] | None = None
         self._early: deque[tuple[Command, str | None]] = deque()
         self._early_samples = 0
-        self._cancelled = False
-        self._frames_out = 0
-        self._deferred: deque[tuple[int, Notice]] = deque()
         self._configure_by = self._loop.time() + limits.configure_s
         self._heard = self._loop.time()
+
+    # -- what a subclass says
+
+    @property
+    @abstractmethod
+    def _session_phase(self) -> Phase | None:
+        """Where the open session stands; None while there is none."""
+
+    @property
+    @abstractmethod
+    def _is_worked_on(self) -> bool:
+        """Whether the open session has something to do without the client."""
+
+    @abstractmethod
+    def _make_thread(self, pipeline: ServedPipeline) -> SessionThread[Any, Any]:
+        """The thread that opens what ``_wish`` asks for. VcpipeError or ValueError for what cannot be."""
+
+    @abstractmethod
+    async def _drive(self, command: Command, event_id: str | None) -> None:
+        """A command for the open session. Raises ClientError."""
+
+    @abstractmethod
+    async def _cancel(self) -> None:
+        """The client wants no more, wherever the session stands."""
+
+    @abstractmethod
+    def _abort(self) -> None:
+        """Let the session's thread come to its end, wherever it stands. Idempotent, never waits."""
+
+    # -- the end
 
     async def run(self, slot: Slot) -> None:
         """Until the end, whichever way; the slot is free before the client sees the close."""
@@ -141,7 +161,7 @@ class Connection:
             await self._say(Created(self._id, self._engine.model))
             end = await self._end
             slot.leave()
-            self._metrics.session_ended(end.name)
+            self._metrics.session_ended(end.name, self.task)
             await self._free(tasks)
             self._outbox.close()
             if end.code is not None:
@@ -150,18 +170,16 @@ class Connection:
             if end.code is not None:
                 await self._close(end.code, end.reason)
         finally:
-            # Also when the server cancels this task: the thread closes its session by itself.
+            # Also when the server cancels this task: the thread frees its session by itself.
             self._finish(_GONE)
             self._outbox.close()
             self._abort()
-            if self._session is not None:
-                self._engine.watch_timings(self._session.id, None)
             slot.release()
             for task in (*tasks, writer, self._opening):
                 if task is not None:
                     task.cancel()
 
-    def _finish(self, end: _End) -> None:
+    def _finish(self, end: End) -> None:
         if not self._end.done():
             self._end.set_result(end)
 
@@ -176,7 +194,7 @@ class Connection:
         except Exception:
             _log.exception("%s: the connection failed", self._id)
             self._outbox.close()
-            self._finish(_End("fault", CLOSE_FAULT, "the server failed"))
+            self._finish(End("fault", CLOSE_FAULT, "the server failed"))
 
     async def _free(self, tasks: list[asyncio.Task[None]]) -> None:
         """Take the session down; bounded, so that a stage that hangs does not keep the slot."""
@@ -190,12 +208,6 @@ class Connection:
                 await asyncio.wait_for(self._thread.done.wait(), self._limits.teardown_s)
             except asyncio.TimeoutError:
                 _log.warning("%s: its stages have not freed it within %g s", self._id, self._limits.teardown_s)
-
-    def _abort(self) -> None:
-        """Cancel the session unless it has ended; where that fails its thread tells why."""
-        if self._session is not None and not self._session_ended:
-            with contextlib.suppress(VcpipeError):
-                self._session.abort()
 
     async def _close(self, code: int, reason: str) -> None:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError, asyncio.TimeoutError):
@@ -238,7 +250,7 @@ class Connection:
                 await asyncio.wait_for(self._websocket.send_text(message), self._limits.send_s)
         except asyncio.TimeoutError:
             self._outbox.close()
-            self._finish(_End("limit", CLOSE_LIMIT, f"nothing was read for {self._limits.send_s:g} s"))
+            self._finish(End("limit", CLOSE_LIMIT, f"nothing was read for {self._limits.send_s:g} s"))
         except (WebSocketDisconnect, RuntimeError, OSError):
             self._outbox.close()
             self._finish(_GONE)
@@ -250,10 +262,10 @@ class Connection:
         for message in self._dialect.write(notice):
             # What a dialect says around the deltas must reach the client in any case.
             stale_on_cancel = isinstance(notice, Event) and str(message["type"]).endswith(".delta")
-            await self._outbox.put(_to_text(message), stale_on_cancel=stale_on_cancel)
+            await self._outbox.put(to_text(message), stale_on_cancel=stale_on_cancel)
         if isinstance(notice, ClientError) and notice.close is not None:
             name = "limit" if notice.close == CLOSE_LIMIT else "fault"
-            self._finish(_End(name, notice.close, notice.message.splitlines()[0]))
+            self._finish(End(name, notice.close, notice.message.splitlines()[0]))
 
     # -- the clock
 
@@ -273,17 +285,13 @@ class Connection:
     @property
     def _working(self) -> bool:
         """Whether the client has nothing to do but wait."""
-        if self._input is None:
-            return self._opening is not None
-        return self._input.is_worked_on(self._frames_out)
+        return self._opening is not None if self._session_phase is None else self._is_worked_on
 
     # -- commands
 
     @property
     def _phase(self) -> Phase:
-        if self._input is not None:
-            return "open" if self._input.commit is None else "committed"
-        return "configuring" if self._opening is None else "opening"
+        return self._session_phase or ("configuring" if self._opening is None else "opening")
 
     async def _obey(self, command: Command, event_id: str | None) -> None:
         if isinstance(command, Ping):
@@ -292,10 +300,10 @@ class Connection:
             self._configure(command, event_id)
         elif isinstance(command, Cancel):
             await self._cancel()
-        elif self._input is None or self._early:
+        elif self._session_phase is None or self._early:
             self._keep(command, event_id)
         else:
-            await self._drive(self._input, command, event_id)
+            await self._drive(command, event_id)
 
     def _configure(self, wish: Configure, event_id: str | None) -> None:
         if self._opening is not None:
@@ -312,120 +320,41 @@ class Connection:
         self._open_started = self._loop.time()
         self._opening = self._loop.create_task(self._guard(self._open()))
 
+    @property
+    def _limit_s(self) -> float:
+        """Most seconds of audio, once the session was asked for."""
+        assert self._wish.max_streaming_seconds is not None
+        return self._wish.max_streaming_seconds
+
     def _keep(self, command: Command, event_id: str | None) -> None:
         """The session is being opened: later. Bounded."""
         samples = self._early_samples + (len(command.pcm) if isinstance(command, Append) else 0)
-        if samples > _MAX_EARLY_S * 16000 or len(self._early) >= _MAX_EARLY:
+        if samples > _MAX_EARLY_S * FrameGeometry().input_sample_rate or len(self._early) >= _MAX_EARLY:
             text = f"the session is being opened and {_MAX_EARLY_S:g} s wait already; wait for session.updated"
             raise ClientError("inference_error", text)
         self._early_samples = samples
         self._early.append((command, event_id))
 
-    async def _drive(self, session_input: SessionInput, command: Command, event_id: str | None) -> None:
-        """A command for the open session."""
-        if isinstance(command, CreateResponse):
-            await self._say(ResponseRequested())
+    # -- the session's opening
+
+    async def _open(self) -> None:
+        """Wait for the model, then leave the rest to a thread."""
+        try:
+            thread = self._make_thread(await self._engine.pipeline())
+        except (VcpipeError, ValueError) as error:
+            await self.open_failed(error)
             return
-        if session_input.commit is not None:
-            raise ClientError("invalid_request", "the input was committed; the session ends by itself")
-        if isinstance(command, Append):
-            if not session_input.append(command.pcm):
-                await self._after(session_input.max_frames, session_input.limit_error(event_id))
-        elif isinstance(command, Clear):
-            session_input.clear()
-            await self._say(Cleared())
-            accepted = session_input.frames_accepted
-            self._deferred = deque((min(frames, accepted), notice) for frames, notice in self._deferred)
-            await self._say_deferred()
-        elif isinstance(command, Commit):
-            session_input.commit = command
-            await self._after(session_input.frames_accepted, Committed())
-        await self._feed()
+        self._thread = thread
+        thread.start()
 
-    async def _cancel(self) -> None:
-        if self._cancelled:
-            return
-        self._cancelled = True
-        self._outbox.drop_stale()
-        if self._session is None:
-            await self.take_events([Event("cancelled", 0)])
-        else:
-            self._abort()
-
-    async def _feed(self) -> None:
-        """Hand the pipeline what it has room for."""
-        if self._input is None or self._cancelled or self._ended:
-            return
-        # Where the session has ended, its thread tells what happened.
-        with contextlib.suppress(VcpipeError):
-            if not self._input.feed(self._frames_out):
-                await self._after(self._input.max_frames, self._input.limit_error())
-
-    # -- what a client is told later
-
-    async def _after(self, frames: int, notice: Notice) -> None:
-        """Say something once so many frames came out, so that it stands where a client expects it."""
-        if self._frames_out >= frames:
-            await self._say(notice)
-        else:
-            self._deferred.append((frames, notice))
-
-    async def _say_deferred(self) -> None:
-        while self._deferred and self._deferred[0][0] <= self._frames_out:
-            await self._say(self._deferred.popleft()[1])
-
-    # -- the session's thread tells
-
-    async def take_events(self, events: list[Event]) -> None:
-        """Say a frame's events, make room for the next."""
-        for event in events:
-            if self._ended:
-                return
-            if event.kind in TERMINAL_KINDS:
-                self._session_ended = True
-                await self._say(event)
-                self._finish(_End(event.kind, CLOSE_DONE))
-            elif not self._cancelled:
-                await self._say(event)
-                if event.kind == "audio":
-                    self._frames_out += 1
-                    await self._say_deferred()
-        await self._feed()
-
-    def _take_timing(self, timing: FrameTiming) -> None:
-        """A timing that finds no room is left out."""
-        if not self._cancelled and not self._ended:
-            for message in self._dialect.write(timing):
-                self._outbox.put_now(_to_text(message), stale_on_cancel=True)
-
-    async def opened(self, session: VoiceChatSession) -> None:
-        """Tell the effective values, then take what came meanwhile."""
-        if self._ended or self._cancelled:
-            session.abort()
-            return
-        self._session = session
-        wish = self._wish
-        assert wish.max_streaming_seconds is not None
-        updated = Updated(
-            session_id=self._id,
-            model=self._engine.model,
-            system_prompt=wish.system_prompt,
-            seed=wish.seed,
-            max_streaming_seconds=wish.max_streaming_seconds,
-            timings=wish.timings,
-            geometry=session.geometry,
-            ignored=wish.ignored,
-        )
-        await self._say(updated)
+    async def _take_early(self) -> None:
+        """The session is open: take what came meanwhile."""
         self._heard = self._loop.time()
-        if wish.timings:
-            self._engine.watch_timings(session.id, self._take_timing)
-        self._input = SessionInput(session)
         while self._early:
             # Taken out only afterwards: what comes meanwhile must not overtake.
             command, event_id = self._early[0]
             try:
-                await self._drive(self._input, command, event_id)
+                await self._drive(command, event_id)
             except ClientError as error:
                 error.event_id = event_id
                 await self._say(error)
@@ -436,36 +365,11 @@ class Connection:
         self._configure_by += self._loop.time() - self._open_started
         early, self._early, self._early_samples = self._early, deque(), 0
         self._opening = self._thread = None
-        await self._say(ClientError("session_initialization_failed", _first_line(error), event_id=self._update_id))
+        await self._say(ClientError("session_initialization_failed", first_line(error), event_id=self._update_id))
         for _, early_id in early:
             await self._say(ClientError("invalid_request", "send session.update before audio", event_id=early_id))
 
-    async def failed(self, error: Exception) -> None:
-        """The session, or all of them, is lost."""
-        self._session_ended = True
-        await self._say(ClientError("inference_error", _first_line(error), close=CLOSE_FAULT))
 
-    async def _open(self) -> None:
-        """Wait for the model, then leave the rest to a thread."""
-        wish = self._wish
-        try:
-            options = SessionOptions(
-                system_prompt=wish.system_prompt,
-                seed=wish.seed,
-                max_streaming_seconds=wish.max_streaming_seconds,
-            )
-            pipeline = await self._engine.pipeline()
-        except (VcpipeError, ValueError) as error:
-            await self.open_failed(error)
-            return
-        self._thread = SessionThread(pipeline, options, self, self._id)
-        self._thread.start()
-
-
-def _first_line(error: Exception) -> str:
-    """The message without the traceback that may follow it."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _to_text(message: JsonObject) -> str:
+def to_text(message: JsonObject) -> str:
+    """A message as it goes over the wire."""
     return json.dumps(message, ensure_ascii=False, separators=(",", ":"))

@@ -14,6 +14,7 @@ from vcpipe.launch.server.metrics import Metrics
 from vcpipe.launch.server.protocol import JsonObject, Timings
 from vcpipe.pipeline.session import VoiceChatSession
 from vcpipe.pipeline.tracks import Delivery, FrameTiming
+from vcpipe.pipeline.transcription import LiveTranscription
 from vcpipe.schemas.config import SessionOptions
 from vcpipe.schemas.errors import PipelineClosedError, VcpipeError
 from vcpipe.schemas.geometry import STAGES, FrameGeometry
@@ -39,6 +40,9 @@ class ServedPipeline(Protocol):
 
     def open_session(self, options: SessionOptions) -> VoiceChatSession:
         """A session that every stage holds."""
+
+    def open_transcription(self) -> LiveTranscription:
+        """A live transcription that perception holds."""
 
     def close(self, graceful_s: float = ...) -> None:
         """Stop every process."""

@@ -6,11 +6,20 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from vcpipe.launch.server.protocol import Timings
 
 #: Upper bounds of the histograms, in seconds; one of them is the length of a frame.
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.16, 0.32, 0.64, 1.28, 2.56)
+
+#: What a session is for.
+Task = Literal["conversation", "transcription", "speech"]
+#: Sessions that do not pass every stage, by the stages that they pass.
+_TASKS: dict[frozenset[str], Task] = {
+    frozenset({"perception"}): "transcription",
+    frozenset({"tts", "codec"}): "speech",
+}
 
 
 class Histogram:
@@ -47,25 +56,30 @@ class Metrics:
         self._lateness = Histogram()
         self._end_to_end = Histogram()
         self._stages: dict[str, Histogram] = {}
-        self._sessions: Counter[str] = Counter()
+        self._side_frames: Counter[str] = Counter()
+        self._sessions: dict[Task, Counter[str]] = {"conversation": Counter()}
         self._errors: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._restarts = 0
 
     def frame(self, timings: Timings) -> None:
-        """A frame came out."""
+        """A frame came out. Only those of conversations have a time at which they are due."""
+        task = _TASKS.get(frozenset(timings.stages), "conversation")
         with self._lock:
-            self._frames += 1
-            self._late_frames += timings.lateness_ms > 0
-            self._lateness.add(timings.lateness_ms / 1e3)
-            self._end_to_end.add(timings.end_to_end_ms / 1e3)
+            if task == "conversation":
+                self._frames += 1
+                self._late_frames += timings.lateness_ms > 0
+                self._lateness.add(timings.lateness_ms / 1e3)
+                self._end_to_end.add(timings.end_to_end_ms / 1e3)
+            else:
+                self._side_frames[task] += 1
             for stage, ms in timings.stages.items():
                 self._stages.setdefault(stage, Histogram()).add(ms / 1e3)
 
-    def session_ended(self, end: str) -> None:
+    def session_ended(self, end: str, task: Task = "conversation") -> None:
         """A connection that held a slot ended: done, cancelled, disconnected, limit, fault."""
         with self._lock:
-            self._sessions[end] += 1
+            self._sessions.setdefault(task, Counter())[end] += 1
 
     def error(self, code: str) -> None:
         """An ``error`` went to a client."""
@@ -99,7 +113,10 @@ class Metrics:
         ):
             yield f"# TYPE vcpipe_{name} counter"
             yield f"vcpipe_{name} {count}"
-        yield from _labelled("sessions_total", "counter", "end", self._sessions)
+        yield from _labelled("side_frames_total", "counter", "task", self._side_frames)
+        for task, ends in self._sessions.items():
+            prefix = "" if task == "conversation" else f"{task}_"
+            yield from _labelled(f"{prefix}sessions_total", "counter", "end", ends)
         yield from _labelled("errors_total", "counter", "code", self._errors)
         yield from _labelled("connections_refused_total", "counter", "reason", self._refused)
         for name, histogram in (("frame_lateness_seconds", self._lateness), ("frame_seconds", self._end_to_end)):

@@ -20,6 +20,7 @@ from vcpipe.pipeline.tracks import FrameTiming
 from vcpipe.schemas.events import Event
 from vcpipe.schemas.geometry import FrameGeometry
 from vcpipe.schemas.pcm import pcm16
+from vcpipe.schemas.streaming import TranscriptDelta
 
 JsonObject = dict[str, Any]
 
@@ -62,6 +63,7 @@ class ClientError(Exception):
 @dataclass(frozen=True, slots=True)
 class Configure:
     """Open the session. ``max_streaming_seconds``: None, or the client's wish; the server's own limit holds in any case.
+    Of a transcription, which has no prompt, seed or timings, it is the limit of a turn.
 
     ``model``: None or a name, which must be the served one. ``timings``: send a FrameTiming with every frame.
     ``ignored``: names of fields that mean nothing here; they are reported in :class:`Updated`.
@@ -84,14 +86,16 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """No more PCM. ``pad_partial``: samples that fill no frame become one more, padded with zeros; else they are dropped."""
+    """No more PCM. ``pad_partial``: samples that fill no frame become one more, padded with zeros; else they are dropped.
+    Of a transcription it ends a turn, and all its samples are heard.
+    """
 
     pad_partial: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """Forget the PCM that was not handed to the model yet."""
+    """Forget the PCM that was not handed to the model yet; of a transcription, the turn that was not committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,76 @@ class ResponseRequested:
     """A CreateResponse was taken."""
 
 
-Notice = Created | Updated | Committed | Cleared | Pong | ResponseRequested | ClientError | Event | FrameTiming
+@dataclass(frozen=True, slots=True)
+class TranscriptionReady:
+    """A transcription is open, with these values in effect. ``max_turn_seconds``: most audio of a turn."""
+
+    session_id: str
+    model: str
+    max_turn_seconds: float
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBegan:
+    """The first audio of a turn of a transcription came. ``previous_id``: of the turn before, None for the first."""
+
+    item_id: str
+    previous_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCommitted:
+    """No more audio of this turn; its text is on its way."""
+
+    item_id: str
+    previous_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnText:
+    """Text to append to a turn's."""
+
+    item_id: str
+    delta: TranscriptDelta
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDone:
+    """A committed turn is transcribed. ``frames``: of the encoder; ``seconds``: of its audio."""
+
+    item_id: str
+    previous_id: str | None
+    transcript: str
+    frames: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFailed:
+    """A turn has no text, or only the part that was told."""
+
+    item_id: str
+    error: ClientError
+
+
+Notice = (
+    Created
+    | Updated
+    | Committed
+    | Cleared
+    | Pong
+    | ResponseRequested
+    | ClientError
+    | Event
+    | FrameTiming
+    | TranscriptionReady
+    | TurnBegan
+    | TurnCommitted
+    | TurnText
+    | TurnDone
+    | TurnFailed
+)
 
 
 class Dialect(Protocol):

@@ -1,4 +1,4 @@
-"""The thread of one session: opens it, reads it to the end, closes it. The event loop waits for nothing of that."""
+"""The thread of one session: opens it, reads it to the end, frees it. The event loop waits for nothing of that."""
 
 from __future__ import annotations
 
@@ -7,40 +7,50 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
-from collections.abc import Coroutine, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
-from vcpipe.launch.server.engine import ServedPipeline
-from vcpipe.pipeline.session import VoiceChatSession
-from vcpipe.schemas.config import SessionOptions
-from vcpipe.schemas.errors import StageTimeoutError, VcpipeError
-from vcpipe.schemas.events import TERMINAL_KINDS, Event
+from vcpipe.schemas.errors import VcpipeError
+
+S = TypeVar("S")
+E = TypeVar("E")
+S_in = TypeVar("S_in", contravariant=True)
+E_in = TypeVar("E_in", contravariant=True)
 
 _log = logging.getLogger(__name__)
 
 
-class Listener(Protocol):
+class Listener(Protocol[S_in, E_in]):
     """Whom a session's thread tells; all of it runs on the event loop, and the thread waits for it."""
 
-    async def opened(self, session: VoiceChatSession) -> None:
+    async def opened(self, session: S_in) -> None:
         """Every stage has the session."""
 
     async def open_failed(self, error: Exception) -> None:
         """There is no session."""
 
-    async def take_events(self, events: list[Event]) -> None:
-        """The events of one frame, or of the session's end."""
+    async def take_events(self, events: Sequence[E_in]) -> None:
+        """What came at a time."""
 
     async def failed(self, error: Exception) -> None:
         """The session ended by an error."""
 
 
-class SessionThread:
-    """Runs from :meth:`start` until the stages have freed the session; ``done`` is set then."""
+@dataclass(frozen=True, slots=True)
+class Work(Generic[S, E]):
+    """What a thread does with a session: ``read`` yields what comes until the session's end, ``free`` comes last in any case."""
 
-    def __init__(self, pipeline: ServedPipeline, options: SessionOptions, listener: Listener, name: str) -> None:
-        self._pipeline = pipeline
-        self._options = options
+    open: Callable[[], S]
+    read: Callable[[S], Iterator[Sequence[E]]]
+    free: Callable[[S], None]
+
+
+class SessionThread(Generic[S, E]):
+    """Runs from :meth:`start` until the session is freed; ``done`` is set then."""
+
+    def __init__(self, work: Work[S, E], listener: Listener[S, E], name: str) -> None:
+        self._work = work
         self._listener = listener
         self._name = name
         self._loop = asyncio.get_running_loop()
@@ -53,7 +63,7 @@ class SessionThread:
     def _run(self) -> None:
         with contextlib.suppress(_LoopEnded):
             try:
-                session = self._pipeline.open_session(self._options)
+                session = self._work.open()
             except Exception as error:
                 self._log_bug(error)
                 self._on_loop(self._listener.open_failed(error))
@@ -62,10 +72,10 @@ class SessionThread:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.done.set)
 
-    def _hold(self, session: VoiceChatSession) -> None:
+    def _hold(self, session: S) -> None:
         try:
             self._on_loop(self._listener.opened(session))
-            for events in _frames(session):
+            for events in self._work.read(session):
                 self._on_loop(self._listener.take_events(events))
         except _LoopEnded:
             pass
@@ -74,7 +84,7 @@ class SessionThread:
             self._on_loop(self._listener.failed(error))
         finally:
             try:
-                session.close()
+                self._work.free(session)
             except Exception as error:
                 _log.info("%s: %s", self._name, error)
 
@@ -99,20 +109,6 @@ class _LoopEnded(Exception):
     """The server has ended."""
 
 
-def _frames(session: VoiceChatSession) -> Iterator[list[Event]]:
-    """The events of each frame, its audio last, until the session's end; a client that sends nothing for long is no error.
-
-    They come at once, so nothing waits for its frame's end, and a frame costs one change of threads.
-    """
-    events: list[Event] = []
-    while True:
-        try:
-            for event in session.events():
-                events.append(event)
-                if event.kind == "audio" or event.kind in TERMINAL_KINDS:
-                    yield events
-                    events = []
-            return
-        except StageTimeoutError:
-            if session.closed or session.frames_fed > session.frames_done:
-                raise
+def first_line(error: Exception) -> str:
+    """The message without the traceback that may follow it."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
