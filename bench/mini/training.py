@@ -10,12 +10,15 @@ import copy
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from vcpipe.bench.mini.replay import Replayed, Step
 
 _LOG_SECONDS = 5.0
 _SAVE_SECONDS = 60.0
@@ -61,14 +64,21 @@ class Run:
         self.steps = 0
         self._seconds, self._peak_rate, self._warm_up = seconds, peak_rate, warm_up
         self._clip, self._decay_of_average = clip, average
-        self._weights = [p for p in network.parameters() if p.requires_grad]
-        trained = {id(p) for p in self._weights}
+        self.weights = [p for p in network.parameters() if p.requires_grad]
+        trained = {id(p) for p in self.weights}
         pairs = zip(network.parameters(), self.average.parameters(), strict=True)
         self._averages = [mean for p, mean in pairs if id(p) in trained]
-        matrices = [p for p in self._weights if p.ndim > 1]
-        vectors = [p for p in self._weights if p.ndim <= 1]
+        matrices = [p for p in self.weights if p.ndim > 1]
+        vectors = [p for p in self.weights if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=self._weights[0].is_cuda)
+        place = self.weights[0].device
+        on_gpu = place.type == "cuda"
+        self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=on_gpu, capturable=on_gpu)
+        # On the device, so that replayed steps find the new values there.
+        self._forgotten = torch.zeros((), device=place)
+        if on_gpu:
+            for group in self._optimizer.param_groups:
+                group["lr"] = torch.zeros((), device=place)
         self._began: float | None = None
         self._saved = self._logged = 0.0
         self._sums: dict[str, Tensor | float] = {}
@@ -101,20 +111,46 @@ class Run:
 
     def update(self, loss: Tensor) -> None:
         """One step down the gradient of ``loss``."""
+        self.prepare()
+        self.log(loss=loss.detach(), gradient_norm=self.descend(loss))
+
+    def replayed(self, step: Step, *, changed: Sequence[Tensor] = (), graph: bool = True) -> Replayed:
+        """Steps that compute named scalars of their inputs, go down the gradient of "loss" and log, as CUDA graphs if possible.
+
+        See :class:`~vcpipe.bench.mini.replay.Replayed` for what ``step`` may do; without ``graph`` nothing is captured.
+        """
+        return Replayed(self, step, changed=changed, graph=graph)
+
+    def prepare(self) -> None:
+        """Begin a step: set its learning rate and how much of the average it replaces."""
+        rate = self.rate()
         for group in self._optimizer.param_groups:
-            group["lr"] = self.rate()
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(self._weights, self._clip, foreach=True)
-        self._optimizer.step()
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
         self.steps += 1
         # Early on the average would mostly hold the random start: let it forget faster.
-        keep = min(self._decay_of_average, (1 + self.steps) / (10 + self.steps))
+        self._forgotten.fill_(1 - min(self._decay_of_average, (1 + self.steps) / (10 + self.steps)))
+
+    def descend(self, loss: Tensor) -> Tensor:
+        """The rest of a step, which may be captured: change weights and average; the norm of the gradient."""
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.weights, self._clip, foreach=True)
+        self._optimizer.step()
         with torch.no_grad():
-            torch._foreach_lerp_(self._averages, self._weights, 1 - keep)
+            apart = torch._foreach_sub(self.weights, self._averages)
+            torch._foreach_mul_(apart, self._forgotten)
+            torch._foreach_add_(self._averages, apart)
             for mean, now in zip(self.average.buffers(), self.network.buffers(), strict=True):
                 mean.copy_(now)
-        self.log(loss=loss.detach(), gradient_norm=norm.detach())
+        return norm.detach()
+
+    def state(self) -> list[Tensor]:
+        """What :meth:`descend` changes, the weights first."""
+        kept = [value for state in self._optimizer.state.values() for value in state.values()]
+        return [*self.weights, *self._averages, *kept]
 
     # -------------------------------------------------------------------------------------------- records
     def log(self, **numbers: Tensor | float) -> None:
