@@ -219,7 +219,9 @@ def main() -> None:
     parser.add_argument(
         "--measures", type=Path, metavar="FILE", help="what evaluate --json printed, for the model card"
     )
-    parser.add_argument("--check-peer", action="store_true", help="compare 50 frames with mlx-vlm's")
+    parser.add_argument(
+        "--check-peer", type=Path, metavar="RECORDING", help="compare 100 frames of a spoken question with mlx-vlm's"
+    )
     options = parser.parse_args()
     measures = json.loads(options.measures.read_text(encoding="utf-8")) if options.measures else None
     try:
@@ -228,7 +230,7 @@ def main() -> None:
         if options.check_peer:
             from vcpipe.bench.mini.peer_check import compare
 
-            print(compare(options.out))
+            print(compare(options.out, frames=100, recording=options.check_peer))
     except VcpipeError as error:
         raise SystemExit(f"error: {error}") from None
 
