@@ -23,6 +23,8 @@ from vcpipe.schemas.pcm import pcm16
 
 #: Sample rates that are taken for audio, in Hz.
 RATES = (4000, 384000)
+#: Most channels of a recording: all of a block are in memory at once.
+MAX_CHANNELS = 64
 
 #: Read at once from a file and from a pipe, in seconds: the second is what a live source waits for.
 _FILE_BLOCK_S = 0.5
@@ -52,17 +54,21 @@ class _Source(Protocol):
 class AudioReader:
     """One channel of a recording as float32 in [-1, 1] at ``sample_rate``, in chunks, in constant memory.
 
-    ``source``: a path (also of a pipe), or "-" for a WAV on standard input. ``channel``: counted from 0; channels are never
-    mixed, as a recording of two parties would feed back what the other one said. ``raw``: for samples without a header.
+    ``source``: a path (also of a pipe), "-" for a WAV on standard input, or an open file, which is closed with this.
+    ``channel``: counted from 0; channels are never mixed, as a recording of two parties would feed back what the other one
+    said. ``raw``: for samples without a header.
 
     ``duration_s``: length, or None for a pipe that does not tell. ``warnings``: one line each, on what is wrong with the
     file and can be read nevertheless; of a pipe, some are known only at its end. Raises AudioInputError, also while reading.
     """
 
     def __init__(
-        self, source: str | Path, *, channel: int = 0, sample_rate: int = 16000, raw: RawForm | None = None
+        self, source: str | Path | BinaryIO, *, channel: int = 0, sample_rate: int = 16000, raw: RawForm | None = None
     ) -> None:
-        self.name = "standard input" if str(source) == "-" else str(source)
+        if isinstance(source, (str, Path)):
+            self.name = "standard input" if str(source) == "-" else str(source)
+        else:
+            self.name = "the file"
         self._channel = channel
         self._sample_rate = sample_rate
         self._stopped = False
@@ -85,6 +91,8 @@ class AudioReader:
         low, high = RATES
         if not low <= source.rate <= high:
             raise AudioInputError(f"{self.name} has a sample rate of {source.rate} Hz; accepted: {low} to {high} Hz")
+        if source.channels > MAX_CHANNELS:
+            raise AudioInputError(f"{self.name} has {source.channels} channels; accepted: up to {MAX_CHANNELS}")
         if not 0 <= self._channel < source.channels:
             has = "1 channel" if source.channels == 1 else f"{source.channels} channels"
             raise AudioInputError(f"{self.name} has no channel {self._channel}: it has {has}, counted from 0")
@@ -177,10 +185,13 @@ def standard_input() -> BinaryIO | None:
     return None if sys.stdin is None else sys.stdin.buffer
 
 
-def _open_stream(source: str | Path, name: str) -> tuple[PipeInput | None, BinaryIO, int | None]:
+def _open_stream(source: str | Path | BinaryIO, name: str) -> tuple[PipeInput | None, BinaryIO, int | None]:
     """The pipe, if it is one; the bytes of ``source``; and how many they are (None for a pipe)."""
     try:
-        stream = standard_input() if str(source) == "-" else open(source, "rb")  # noqa: SIM115 - AudioReader closes it
+        if not isinstance(source, (str, Path)):
+            stream: BinaryIO | None = source
+        else:
+            stream = standard_input() if str(source) == "-" else open(source, "rb")  # noqa: SIM115 - AudioReader closes it
     except OSError as error:
         raise AudioInputError(f"{name} cannot be opened: {error.strerror}") from None
     if stream is None:

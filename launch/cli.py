@@ -52,6 +52,13 @@ class Pace(str, Enum):
     fast = "fast"
 
 
+class Coding(str, Enum):
+    """Codings of samples without a header."""
+
+    s16le = "s16le"
+    f32le = "f32le"
+
+
 class Dtype(str, Enum):
     """Float types of a converted checkpoint."""
 
@@ -170,6 +177,12 @@ def serve(
         ),
     ] = None,
     max_sessions: Annotated[int, typer.Option(metavar="N", help="Sessions at a time.")] = 1,
+    max_transcriptions: Annotated[
+        int, typer.Option(metavar="N", help="Transcriptions at a time, live ones and files.")
+    ] = 4,
+    max_speech: Annotated[int, typer.Option(metavar="N", help="Texts spoken at a time, beside sessions.")] = 1,
+    max_upload_bytes: Annotated[int, typer.Option(metavar="N", help="Largest file to transcribe.")] = 100 * 2**20,
+    max_upload_seconds: Annotated[float, typer.Option(metavar="S", help="Longest file to transcribe.")] = 4 * 3600.0,
     max_seconds: Annotated[float, typer.Option(metavar="S", help="Most audio of a session.")] = 600.0,
     configure_timeout: Annotated[float, typer.Option(metavar="S", help="Time for session.update.")] = 30.0,
     idle_timeout: Annotated[float, typer.Option(metavar="S", help="Time without a message.")] = 120.0,
@@ -195,6 +208,10 @@ def serve(
             api_key=api_key,
             allow_origin=tuple(allow_origin or ()),
             max_sessions=max_sessions,
+            max_transcriptions=max_transcriptions,
+            max_speech=max_speech,
+            max_upload_bytes=max_upload_bytes,
+            max_upload_seconds=max_upload_seconds,
             max_seconds=max_seconds,
             configure_timeout=configure_timeout,
             idle_timeout=idle_timeout,
@@ -273,7 +290,7 @@ def talk(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, a summary last.")] = False,
 ) -> None:
-    """Speak with the model, by microphone or by a recording; on a server or here."""
+    """Speak with the model, by microphone or recording; on a server or here."""
     from vcpipe.launch.talk import talk as conversation
 
     if list_devices:
@@ -298,6 +315,109 @@ def talk(
             output_device=output_device,
             cushion=cushion,
             half_duplex=half_duplex,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command()
+def transcribe(
+    audio: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE", help="Recording: WAV, FLAC, OGG, ...; - reads WAV from stdin.", show_default=False
+        ),
+    ] = None,
+    microphone: Annotated[bool, typer.Option("--mic", help="Transcribe the microphone; Ctrl-C ends.")] = False,
+    srt: Annotated[Path | None, typer.Option(metavar="OUT.srt", help="Write subtitles.")] = None,
+    vtt: Annotated[Path | None, typer.Option(metavar="OUT.vtt", help="Write WebVTT subtitles.")] = None,
+    coding: Annotated[
+        Coding | None,
+        typer.Option("--format", metavar="s16le|f32le", help="The input is mono samples without a header."),
+    ] = None,
+    rate: Annotated[
+        int | None, typer.Option(metavar="HZ", help="Of such samples. Default: 16000.", show_default=False)
+    ] = None,
+    model: Model = None,
+    channel: Annotated[
+        int, typer.Option(metavar="N", help="Channel of a recording or microphone with several, from 0.")
+    ] = 0,
+    clock: Annotated[
+        Clock, typer.Option(metavar="file|wall", help="As fast as possible, or as if it were spoken now.")
+    ] = Clock.file,
+    input_device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Microphone: its number, or part of its name.")
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(metavar="en", help="The model speaks English; it is not told.")
+    ] = None,
+    device: Device = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, a summary last.")] = False,
+) -> None:
+    """Speech to text, live: a recording, a pipe or the microphone."""
+    from vcpipe.launch.transcribe import TranscribeOptions
+    from vcpipe.launch.transcribe import transcribe as transcribe_audio
+
+    transcribe_audio(
+        TranscribeOptions(
+            source=audio,
+            microphone=microphone,
+            input_device=input_device,
+            channel=channel,
+            coding=None if coding is None else coding.value,
+            rate=rate,
+            srt=srt,
+            vtt=vtt,
+            clock=clock.value,
+            language=language,
+            model=model,
+            device=device,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command()
+def speak(
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="TEXT", help="What to say; - or nothing: stdin, as it arrives.", show_default=False),
+    ] = None,
+    text_file: Annotated[
+        Path | None, typer.Option("--text-file", "-f", metavar="FILE", help="Say what this UTF-8 file holds.")
+    ] = None,
+    output_audio: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.wav", help="Write the speech, 22.05 kHz PCM16; - is stdout. Default: the loudspeaker."
+        ),
+    ] = None,
+    model: Model = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Same seed and text, same bytes.")] = 0,
+    output_device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Loudspeaker: its number, or part of its name.")
+    ] = None,
+    device: Device = None,
+    tts_history_frames: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The speech decoder sees its last N frames; default: the model's own window."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, a summary last.")] = False,
+) -> None:
+    """Text to speech: an argument, a file, or a pipe while it is written."""
+    from vcpipe.launch.speak import SpeakOptions
+    from vcpipe.launch.speak import speak as speak_text
+
+    speak_text(
+        SpeakOptions(
+            text=text,
+            text_file=text_file,
+            output_audio=output_audio,
+            output_device=output_device,
+            seed=seed,
+            model=model,
+            device=device,
+            tts_history_frames=tts_history_frames,
             as_json=as_json,
         )
     )

@@ -43,6 +43,10 @@ class ServeOptions:
     api_key: str | None = None
     allow_origin: tuple[str, ...] = ()
     max_sessions: int = 1
+    max_transcriptions: int = 4
+    max_speech: int = 1
+    max_upload_bytes: int = 100 * 2**20
+    max_upload_seconds: float = 4 * 3600.0
     max_seconds: float = 600.0
     configure_timeout: float = 30.0
     idle_timeout: float = 120.0
@@ -52,7 +56,8 @@ class ServeOptions:
     tts_history_frames: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_sessions", "max_seconds", "configure_timeout", "idle_timeout"):
+        positive = ("max_sessions", "max_transcriptions", "max_speech", "max_seconds", "configure_timeout")
+        for name in (*positive, "idle_timeout", "max_upload_bytes", "max_upload_seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"--{name.replace('_', '-')} must be positive, not {getattr(self, name):g}")
         if self.max_message_bytes < 1024:
@@ -68,14 +73,25 @@ def serve(options: ServeOptions) -> None:
 
         from vcpipe.launch.server.app import ServerConfig, make_app
         from vcpipe.launch.server.connection import Limits
+        from vcpipe.launch.server.http_protocol import StoppingProtocol
         from vcpipe.launch.server.security import Gate, is_loopback
+        from vcpipe.launch.server.speech_thread import SpeechLimits
+        from vcpipe.launch.server.uploads import UploadLimits
         from vcpipe.launch.server.websocket_protocol import LingeringProtocol
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed; pip install 'vcpipe[serve]'") from None
     gate = Gate(options.api_key, options.allow_origin)
     start = starter(options)
     limits = Limits(session_s=options.max_seconds, configure_s=options.configure_timeout, idle_s=options.idle_timeout)
-    config = ServerConfig(model=served_name(options.model), max_sessions=options.max_sessions, limits=limits)
+    config = ServerConfig(
+        model=served_name(options.model),
+        max_sessions=options.max_sessions,
+        limits=limits,
+        max_transcriptions=options.max_transcriptions,
+        uploads=UploadLimits(options.max_upload_bytes, options.max_upload_seconds),
+        max_speech=options.max_speech,
+        speech=SpeechLimits(turn_s=options.max_seconds),
+    )
     listener = bind(options.host, options.port)
     if not is_loopback(listener.getsockname()[0]) and not gate.has_key:
         warn(f"{options.host} can be reached by others and there is no --api-key: anybody may take the session")
@@ -98,7 +114,7 @@ def serve(options: ServeOptions) -> None:
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=StoppingProtocol,
                 ws=LingeringProtocol,
                 ws_max_size=options.max_message_bytes,
                 ws_per_message_deflate=False,

@@ -211,10 +211,16 @@ class Pipeline:
         return session
 
     def open_transcription(
-        self, *, temperature: float = 0.0, language: str | None = None, transcription_delay_ms: int | None = None
+        self,
+        *,
+        temperature: float = 0.0,
+        language: str | None = None,
+        transcription_delay_ms: int | None = None,
+        tail_s: float = 0.0,
     ) -> LiveTranscription:
         """Open a live transcription. Of the stages, perception alone hears of it; returns once that holds it.
 
+        ``tail_s``: seconds of silence that are heard after what was fed (see ``TAIL_SILENCE_S``); none where nothing was.
         ValueError for options the model lacks (see :func:`check_streaming_options`), ConfigError for a pipeline without
         perception, VcpipeError where the checkpoint cannot transcribe.
         """
@@ -232,6 +238,7 @@ class Pipeline:
             self.geometry,
             first_chunk,
             self.config.step_timeout_s,
+            tail_s,
         )
 
     def open_speech(self, options: SpeechOptions | None = None, **fields: Any) -> SpeechTurns:

@@ -21,6 +21,9 @@ from vcpipe.schemas.geometry import MAX_BACKLOG_S, FrameGeometry
 from vcpipe.schemas.reports import Transcribed, Transcript
 from vcpipe.schemas.streaming import TranscriptDelta, check_decode_tokens, checked_pcm
 
+#: Silence to hear after a recording: a causal recogniser says a word up to half a second after its end.
+TAIL_SILENCE_S = 0.64
+
 #: Longest wait of a step for what is on its way.
 _STEP_WAIT_S = 0.05
 
@@ -64,6 +67,7 @@ class LiveTranscription:
         geometry: FrameGeometry,
         first_chunk_samples: int,
         step_timeout_s: float,
+        tail_s: float,
     ) -> None:
         """``first_chunk_samples``: of the first message. With every other one, of a frame's samples, a frame is complete."""
         self.input_sample_rate = geometry.input_sample_rate
@@ -72,6 +76,7 @@ class LiveTranscription:
         self._geometry = geometry
         self._first_chunk = first_chunk_samples
         self._timeout_s = step_timeout_s
+        self._tail_samples = int(tail_s * geometry.input_sample_rate)
         self._max_queued = int(MAX_BACKLOG_S * geometry.input_sample_rate)
         self._lock = Lock()  # guards what the producer and the consumer share, never a wait
         self._begin(open_turn())
@@ -95,7 +100,7 @@ class LiveTranscription:
         with self._lock:
             if self._closed:
                 raise SessionClosedError("the transcription is closed; reset it or open another one") from self._error
-            queued = self._samples_fed - self._samples_in(self._turn.track.frames_done)
+            queued = self._queued()
             if queued + pcm.size > self._max_queued:
                 raise BacklogError(
                     f"{queued} samples wait and {pcm.size} more were fed; at most {self._max_queued} "
@@ -106,15 +111,30 @@ class LiveTranscription:
             if chunks := self._cut():
                 self._commands.feed(self._turn.id, chunks)
 
+    @property
+    def room(self) -> int:
+        """So many samples :meth:`feed` would take now."""
+        with self._lock:
+            return self._max_queued - self._queued()
+
+    def _queued(self) -> int:
+        return self._samples_fed - self._samples_in(self._turn.track.frames_done)
+
     def close(self) -> None:
         """See StreamingSession."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+            tail = np.zeros(self._tail_samples if self._samples_fed else 0, np.float32)
+            self._samples_fed += tail.size
+            self._pending = np.concatenate([self._pending, tail])
+            chunks = self._cut()
             if self._pending.size:
-                self._commands.feed(self._turn.id, [self._pending])
+                chunks.append(self._pending)
                 self._pending = self._pending[:0]
+            if chunks:
+                self._commands.feed(self._turn.id, chunks)
             self._commands.finish(self._turn.id)
 
     # -- the consumer's side
@@ -199,6 +219,10 @@ class LiveTranscription:
                 delivery = self._turn.deliveries.get(timeout=max(left, 0.0))
             except queue.Empty:
                 self._check_alive()
+                break
+            if found and isinstance(delivery, VcpipeError):
+                # The texts before it first. It was the last delivery, and is so again.
+                self._turn.deliveries.put(delivery)
                 break
             if (delta := self._take(delivery)) is not None:
                 found.append(delta)

@@ -23,6 +23,7 @@ from websockets.sync.client import ClientConnection, connect
 from vcpipe.launch.server.app import ServerConfig, make_app
 from vcpipe.launch.server.connection import Limits
 from vcpipe.launch.server.engine import Hooks, Start
+from vcpipe.launch.server.http_protocol import StoppingProtocol
 from vcpipe.launch.server.security import Gate
 from vcpipe.launch.server.websocket_protocol import LingeringProtocol
 from vcpipe.pipeline.tracks import FrameTiming
@@ -203,13 +204,14 @@ def running_server(
     gate: Gate | None = None,
     max_sessions: int = 1,
     max_message_bytes: int = 2**20,
+    **config_fields: Any,
 ) -> Iterator[RunningServer]:
-    """Serve on a free port of the loopback until the block is left."""
-    app = make_app(start, ServerConfig(MODEL, max_sessions, limits or Limits()), gate)
+    """Serve on a free port of the loopback until the block is left. ``config_fields``: more of ServerConfig's."""
+    app = make_app(start, ServerConfig(MODEL, max_sessions, limits or Limits(), **config_fields), gate)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=StoppingProtocol,
         ws=LingeringProtocol,
         ws_max_size=max_message_bytes,
         ws_per_message_deflate=False,

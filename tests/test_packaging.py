@@ -86,7 +86,7 @@ def test_dependencies_are_those_imported(pyproject: dict[str, Any]) -> None:
     """
     lines = [*pyproject["project"]["dependencies"], *pyproject["project"]["optional-dependencies"]["serve"]]
     names = {re.split(r"[\[<>=; ]", line)[0] for line in lines}
-    modules = {"huggingface-hub": "huggingface_hub", "pyzmq": "zmq"}
+    modules = {"huggingface-hub": "huggingface_hub", "python-multipart": "python_multipart", "pyzmq": "zmq"}
     imported = set()
     for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         if (ROOT / "bench" / "mini") in path.parents:

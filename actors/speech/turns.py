@@ -175,9 +175,12 @@ class SpeechTurns:
         return self._audio(turn, turn.end + 1 + max_steps)
 
     def speak(self, texts: Iterable[str], max_steps: int = MAX_STEPS) -> Iterator[SpeechChunk]:
-        """Text of any length, no faster than it is spoken, to the end of the turn; yields the sound as it comes."""
+        """Text of any length, no faster than it is spoken, to the end of the turn; yields the sound as it comes.
+
+        ``texts`` is asked for more where little waits. Where it has none yet, an empty text lets the sound that is there out.
+        """
         for text in texts:
-            for start in range(0, len(text), _PIECE):
+            for start in range(0, max(len(text), 1), _PIECE):
                 yield from self.push_text(text[start : start + _PIECE])
                 yield from self._until_few_wait()
         yield from self.end_text()

@@ -21,6 +21,9 @@ _BUSY_BEFORE, _SHARP_BEFORE = 25, 6
 
 #: The last words of a question, the last one first, that the network has to be able to tell before it replies, and when.
 RECALLED_WORDS = 10
+
+#: Numbers of a question that are to be known then too.
+RECALLED_NUMBERS = 2
 _RECALLED_FRAMES = (-3, -2, -1)
 
 
@@ -57,7 +60,8 @@ class Batch:
     """``speech``: what users say; ``echo``: what the assistant says, at full level, where users hear it in their microphones.
 
     ``text``, ``previous``, ``prompt`` (-1: none): (B, T) ids; ``weight`` (B, T); ``recall_at``: row and frame, ``recall_words``
-    the words to be known there; ``replies``: (row, reply, frame until which nothing else is said).
+    and ``recall_numbers`` (-1: none) what is to be known there; ``replies``: (row, reply, frame until which nothing else is
+    said).
     """
 
     speech: list[Laid]
@@ -68,6 +72,7 @@ class Batch:
     prompt: np.ndarray
     recall_at: np.ndarray  # (Q, 2)
     recall_words: np.ndarray  # (Q, RECALLED_WORDS)
+    recall_numbers: np.ndarray  # (Q, RECALLED_NUMBERS)
     replies: list[tuple[int, Reply, int]]
 
 
@@ -198,6 +203,7 @@ class _Row:
         self.echo: list[Laid] = []
         self.recall_at: list[int] = []
         self.recall_words: list[np.ndarray] = []
+        self.recall_numbers: list[tuple[int, ...]] = []
         self.replies: list[tuple[Reply, int]] = []
 
     def put(
@@ -242,7 +248,8 @@ class _Row:
         self.weight[frames] = np.maximum(self.weight[frames], weight)
 
     def _recall(self, line: Line, due: int) -> None:
-        """The words that have to be known just before a reply."""
+        """The words and numbers that have to be known just before a reply."""
+        numbers = (*line.numbers, *[-1] * RECALLED_NUMBERS)[:RECALLED_NUMBERS]
         words = np.zeros(RECALLED_WORDS, np.int64)
         last = line.words[::-1][:RECALLED_WORDS]
         words[: len(last)] = last
@@ -250,11 +257,13 @@ class _Row:
             if 0 <= due + frame < self.frames:
                 self.recall_at.append(due + frame)
                 self.recall_words.append(words)
+                self.recall_numbers.append(numbers)
 
 
 def _stack(rows: list[_Row]) -> Batch:
     where = [(i, frame) for i, row in enumerate(rows) for frame in row.recall_at]
     words = [words for row in rows for words in row.recall_words]
+    numbers = [numbers for row in rows for numbers in row.recall_numbers]
     return Batch(
         speech=[laid for i, row in enumerate(rows) for laid in _in_batch(row.speech, i * row.samples)],
         echo=[laid for i, row in enumerate(rows) for laid in _in_batch(row.echo, i * row.samples)],
@@ -264,6 +273,7 @@ def _stack(rows: list[_Row]) -> Batch:
         prompt=np.stack([row.prompt for row in rows]),
         recall_at=np.array(where, np.int64).reshape(-1, 2),
         recall_words=np.array(words, np.int64).reshape(-1, RECALLED_WORDS),
+        recall_numbers=np.array(numbers, np.int64).reshape(-1, RECALLED_NUMBERS),
         replies=[(i, reply, until) for i, row in enumerate(rows) for reply, until in row.replies],
     )
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from vcpipe.bench.mini.assistant import FRAME_S, Assistant, Heard
 from vcpipe.bench.mini.clips import resample
-from vcpipe.bench.mini.judge import RATE, DistillMos, Whisper, scored_words, word_errors
+from vcpipe.bench.mini.judge import RATE, DistillMos, Whisper, scored_words
 from vcpipe.bench.mini.progress import told
 from vcpipe.bench.mini.questions import (
     Conversation,
@@ -36,6 +36,7 @@ from vcpipe.bench.mini.questions import (
     quiet_minutes,
 )
 from vcpipe.bench.mini.recordings import recorded_questions
+from vcpipe.bench.mini.scoring import word_errors
 from vcpipe.bench.mini.sound import USER_RATE
 from vcpipe.bench.pipeline import Plan
 from vcpipe.bench.pipeline import measure as measure_pipeline

@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from vcpipe.bench.mini.scoring import word_errors
 from vcpipe.bench.mini.wordings import ORDINALS, number
 from vcpipe.schemas.errors import ConfigError
 
@@ -74,16 +75,6 @@ def _spelled(found: re.Match[str]) -> str:
     if n < 1000:
         return f" {number(n // 100)} hundred {number(n % 100) if n % 100 else ''} "
     return " one thousand " if n == 1000 else found[0]
-
-
-def word_errors(wanted: list[str], heard: list[str]) -> int:
-    """Insertions, deletions and substitutions: the edit distance."""
-    row = list(range(len(heard) + 1))
-    for i, word in enumerate(wanted, 1):
-        diagonal, row[0] = row[0], i
-        for j, other in enumerate(heard, 1):
-            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (word != other))
-    return row[-1]
 
 
 # ------------------------------------------------------------------------------------------------ judges

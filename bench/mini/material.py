@@ -6,6 +6,7 @@ training begins; so are lines without sense, which teach that not everything has
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -20,6 +21,7 @@ from vcpipe.bench.mini.corpus import Item, items, reply_to, transcript
 from vcpipe.bench.mini.sound import Bank, Clip, Splicer, load_answers, load_users
 from vcpipe.bench.mini.timeline import REPLY_RATE, USER_RATE, Reply
 from vcpipe.bench.mini.tokens import TextTokens
+from vcpipe.bench.mini.wordings import ONES, TENS, further_sums
 
 #: Silence after the last word of a spliced line, as recorded questions have it, and how late their first word begins, in s.
 _TAIL, _ONSET = 0.05, 0.06
@@ -36,12 +38,16 @@ _OF_NUMBERS = ("arithmetic", "bare", "bigger", "double", "even", "half", "number
 
 @dataclass(frozen=True)
 class Line:
-    """A question. ``spoken`` and ``spliced`` index renderings; ``reply`` the replies; ``words``: ids of its transcript."""
+    """A question. ``spoken`` and ``spliced`` index renderings; ``reply`` the replies; ``words``: ids of its transcript.
+
+    ``numbers``: the numbers in it, two at most; of a calculation the first and the second operand, in whatever order they come.
+    """
 
     text: str
     intent: str
     reply: int
     words: tuple[int, ...]
+    numbers: tuple[int, ...] = ()
     spoken: list[int] = field(default_factory=list)
     spliced: list[int] = field(default_factory=list)
 
@@ -97,13 +103,15 @@ class Material:
 class Amounts:
     """How much to splice: renderings of a line that was never spoken and of one that was, senseless lines, test lines.
 
-    ``lines``: take so many spoken and spliced lines only, for trials.
+    ``further``: calculations outside the domain that help to learn those within; ``lines``: take so many spoken and spliced
+    lines only, for trials.
     """
 
     unspoken: int = 3
     spoken: int = 1
     senseless: int = 1500
     held: int = 300
+    further: int = 3000
     lines: int | None = None
 
 
@@ -116,9 +124,15 @@ def load_material(corpus: Path, tokens: TextTokens, amounts: Amounts, seed: int)
     vocabulary = sorted({word for item in known for word in transcript(item.question).split()})
     word_id = {word: i for i, word in enumerate(vocabulary, 1)}
 
+    further = [each for each in further_sums() if each.answer in reply_of]
+    further = [further[i] for i in rng.permutation(len(further))[: amounts.further]]
+    compositions = {item.question: item.composition for item in known}
+    compositions |= {each.question: each.composition or "" for each in further}
+
     def line(text: str, answer: str, intent: str) -> Line:
-        words = tuple(word_id.get(word, 0) for word in transcript(text).split())
-        return Line(text, intent, reply_of[answer], words)
+        words = transcript(text).split()
+        numbers = _operands(compositions.get(text, "")) or tuple(spoken_numbers(words)[:2])
+        return Line(text, intent, reply_of[answer], tuple(word_id.get(word, 0) for word in words), numbers)
 
     train = {item.question: line(item.question, item.answer, item.intent) for item in known if item.split == "train"}
     dev: list[Line] = []
@@ -139,17 +153,47 @@ def load_material(corpus: Path, tokens: TextTokens, amounts: Amounts, seed: int)
     sorry = next(item.answer for item in known if item.intent == "unknown")
     texts = _senseless([item for item in known if item.split == "train"], amounts.senseless, rng)
     lines += [line(text, sorry, "senseless") for text in texts]
+    lines += [line(each.question, each.answer, "further") for each in further]
     untold = [item for item in known if item.split == "test"]
     chosen = rng.permutation(len(untold))[: amounts.held]
     held = [line(untold[i].question, untold[i].answer, untold[i].intent) for i in chosen]
 
     wanted: list[Line] = []
     for each in lines:
-        wanted += [each] * (1 if each.intent == "senseless" else amounts.spoken if each.spoken else amounts.unspoken)
+        once = each.intent in ("senseless", "further")
+        wanted += [each] * (1 if once else amounts.spoken if each.spoken else amounts.unspoken)
     _splice(users, [*wanted, *held], sounds, seed)
     lines, held = ([each for each in some if each.spoken or each.spliced] for some in (lines, held))
     sounds.close()
     return Material(sounds, replies, lines, dev, held, _frequencies(lines), vocabulary)
+
+
+def _operands(composition: str) -> tuple[int, ...]:
+    """Of a calculation: "20 minus 5" is 20 and 5, also where the question takes five from twenty."""
+    found = re.match(r"(\d+) (?:plus|minus|times) (\d+)", composition)
+    return (int(found[1]), int(found[2])) if found else ()
+
+
+def spoken_numbers(words: Sequence[str]) -> list[int]:
+    """The numbers up to 100 among words, which may take two words: "twenty one" is 21."""
+    found: list[int] = []
+    tens = False  # whether a unit may join the number before
+    for word in words:
+        if word in ONES:
+            unit = ONES.index(word)
+            if tens and 0 < unit < 10:
+                found[-1] += unit
+            else:
+                found.append(unit)
+            tens = False
+        elif word in TENS:
+            found.append(10 * (TENS.index(word) + 2))
+            tens = True
+        else:
+            tens = False
+            if word == "hundred" and found:
+                found[-1] *= 100
+    return found
 
 
 def _add(clip: Clip, bank: Bank, sounds: Sounds) -> int:

@@ -30,9 +30,14 @@ _LOSS_OFF, _NORM_OFF, _CHANGE_OFF = 1e-3, 2e-2, 0.1
 
 
 class Descent(Protocol):
-    """What a replayed step needs of a run."""
+    """What a replayed step needs of a run.
+
+    ``stream``: on which all of training stays, None without CUDA; ``memory``: the pool that all graphs share.
+    """
 
     weights: list[Tensor]
+    stream: torch.cuda.Stream | None
+    memory: object
 
     def prepare(self) -> None:
         """Begin a step: bring what changes from step to step to the device."""
@@ -55,15 +60,11 @@ class Replayed:
 
     def __init__(self, run: Descent, step: Step, *, changed: Sequence[Tensor] = (), graph: bool = True) -> None:
         self._run, self._step, self._changed = run, step, list(changed)
-        self._plain = not graph or not run.weights[0].is_cuda
+        self._plain = not graph or run.stream is None
         self._graphs: dict[tuple[torch.Size, ...], Graph] = {}
         self._taken: dict[tuple[torch.Size, ...], int] = {}
         if self._plain:
             print("steps are taken kernel by kernel:", "as wanted" if not graph else "no CUDA device", flush=True)
-        else:
-            # Gradients are accumulated on the stream that saw a weight first, so all of training stays on one.
-            self._stream = torch.cuda.Stream()
-            self._memory = torch.cuda.graph_pool_handle()
 
     def __call__(self, *inputs: Tensor) -> None:
         """One step of training; what it gave is logged."""
@@ -88,10 +89,12 @@ class Replayed:
 
     def _aside(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         """Kernel by kernel, on the stream that is captured."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        stream = self._run.stream
+        assert stream is not None
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             numbers = self._whole(*inputs)
-        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream().wait_stream(stream)
         return numbers
 
     def _compared(self, key: tuple[torch.Size, ...], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -104,15 +107,13 @@ class Replayed:
         outer = torch.cuda.current_stream()
         try:
             if key not in self._graphs:
-                self._graphs[key] = Graph(self._whole, inputs, self._stream, self._memory)
+                self._graphs[key] = Graph(self._whole, inputs, self._run.stream, self._run.memory)
             torch.cuda.set_rng_state(chance)
             numbers = self._graphs[key].replay(inputs)
             fault = self._difference(expected, numbers, before, after)
         except RuntimeError as error:
-            # A capture that breaks off leaves its stream current, and the generator waiting for the end.
-            torch.cuda.set_stream(outer)
-            generator, fresh = torch.cuda.default_generators[outer.device_index], torch.Generator(outer.device)
-            generator.graphsafe_set_state(fresh.graphsafe_get_state())
+            _leave_capture(outer)
+            torch.cuda.set_rng_state(chance)
             fault = f"{type(error).__name__}: {error}".split("\n", 1)[0]
         if not fault:
             return numbers
@@ -147,7 +148,7 @@ class Replayed:
 class Graph:
     """One captured call of ``function`` on inputs of these shapes. Graphs that take turns may share their ``memory``."""
 
-    def __init__(self, function: Step, inputs: Sequence[Tensor], stream: torch.cuda.Stream, memory: object) -> None:
+    def __init__(self, function: Step, inputs: Sequence[Tensor], stream: object, memory: object) -> None:
         self._inputs = [each.clone() for each in inputs]
         self._graph = torch.cuda.CUDAGraph()
         # Other threads pin memory meanwhile, which only this mode allows.
@@ -159,6 +160,13 @@ class Graph:
         torch._foreach_copy_(self._inputs, list(inputs), non_blocking=True)
         self._graph.replay()
         return self._numbers
+
+
+def _leave_capture(outer: torch.cuda.Stream) -> None:
+    """A capture that breaks off leaves its stream current, and the generator waiting for its end."""
+    torch.cuda.set_stream(outer)
+    generator, fresh = torch.cuda.default_generators[outer.device_index], torch.Generator(outer.device)
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:

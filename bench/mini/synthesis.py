@@ -121,7 +121,8 @@ def _write(path: Path, samples: np.ndarray, rate: int, subtype: str, compression
 # ------------------------------------------------------------------------------------------------ check and index
 def check(out: Path, share: float, shard: str) -> None:
     """What Whisper hears of every reply and of a fixed random share of the questions."""
-    from vcpipe.bench.mini.judge import Whisper, scored_words, word_errors
+    from vcpipe.bench.mini.judge import Whisper, scored_words
+    from vcpipe.bench.mini.scoring import word_errors
 
     whisper, heard = Whisper(), Records(out, "heard", shard)
     plan = [record | {"file": f"answers/{record['id']}.flac"} for record in Records(out, "answers").done.values()]

@@ -36,6 +36,19 @@ def load_weights(network: nn.Module, folder: Path) -> None:
     network.load_state_dict(load_file(str(folder / "weights.safetensors")))
 
 
+def wait_for(folder: Path, seconds: float = 600.0) -> None:
+    """Return when the run in ``folder`` has finished, which may be at work in another process. TimeoutError after ``seconds``.
+
+    A folder that holds weights and no log counts as finished.
+    """
+    weights, log = folder / "weights.safetensors", folder / "log.jsonl"
+    until = time.monotonic() + seconds
+    while not weights.exists() or (log.exists() and '"finished"' not in log.read_text()):
+        if time.monotonic() > until:
+            raise TimeoutError(f"{folder}: no finished run after {seconds:.0f} s")
+        time.sleep(0.5)
+
+
 class Run:
     """Optimises ``network`` until ``seconds`` are over; ``average`` is the moving average of its weights.
 
@@ -74,7 +87,10 @@ class Run:
         place = self.weights[0].device
         on_gpu = place.type == "cuda"
         self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=on_gpu, capturable=on_gpu)
-        # On the device, so that replayed steps find the new values there.
+        # For replayed steps: gradients are accumulated on the stream that saw a weight first, so all steps stay on one, and
+        # what changes from step to step lies on the device.
+        self.stream = torch.cuda.Stream() if on_gpu else None
+        self.memory = torch.cuda.graph_pool_handle() if on_gpu else None
         self._forgotten = torch.zeros((), device=place)
         if on_gpu:
             for group in self._optimizer.param_groups:

@@ -115,6 +115,23 @@ def _arithmetic() -> Iterator[Line]:
         yield from _ask("half", f"It is {number(n)}.", questions, key, bucket(key, 6) == 0)
 
 
+def further_sums(largest: int = 40) -> Iterator[Line]:
+    """Calculations outside the domain, with numbers up to ``largest`` and results up to 100, to be learnt from and not scored.
+
+    The domain's pairs of numbers are so few that they could be learnt by heart.
+    """
+    for a in range(largest + 1):
+        for b in range(largest + 1):
+            if max(a, b) > 20 and a + b <= 100:
+                yield from _calculation(
+                    "plus", a, b, a + b, "Add {a} and {b}.", "What do you get if you add {a} and {b}?"
+                )
+            if a > 20 and b <= a:
+                yield from _calculation("minus", a, b, a - b, "Take {b} from {a}.")
+            if max(a, b) > 10 and a * b <= 100:
+                yield from _calculation("times", a, b, a * b, "Multiply {a} by {b}.")
+
+
 def _calculation(operation: str, a: int, b: int, result: int, *forms: str) -> Iterator[Line]:
     key = f"{a} {operation} {b}"
     term = f"{number(a)} {operation} {number(b)}"

@@ -20,14 +20,19 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from vcpipe.launch.server.connection import Connection, Limits
 from vcpipe.launch.server.engine import Engine, Start
+from vcpipe.launch.server.file_transcription import ROUTE as TRANSCRIPTIONS
+from vcpipe.launch.server.file_transcription import FileTranscriptions
 from vcpipe.launch.server.metrics import Metrics
 from vcpipe.launch.server.native import NativeDialect
 from vcpipe.launch.server.openai import OpenAIDialect
 from vcpipe.launch.server.protocol import CLOSE_BUSY, ClientError, Dialect
 from vcpipe.launch.server.reservation import Reservations
 from vcpipe.launch.server.security import Gate, Refusal, choose_subprotocol
+from vcpipe.launch.server.speech import SpeechRoutes
+from vcpipe.launch.server.speech_thread import SpeechLimits
 from vcpipe.launch.server.transcription import TranscriptionConnection
 from vcpipe.launch.server.transcription_dialects import NativeTranscription, OpenAITranscription
+from vcpipe.launch.server.uploads import UploadLimits
 from vcpipe.launch.server.voice_chat import VoiceChatConnection
 from vcpipe.schemas.errors import VcpipeError
 from vcpipe.schemas.reports import Loading
@@ -43,20 +48,24 @@ _HOST = re.compile(r"[A-Za-z0-9.\-:\[\]]+")
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A kind of session on the realtime route: its connection, its dialects by the value of ``?dialect=``, its name."""
+    """A kind of session on the realtime route. ``dialects``: by ``?dialect=``; ``busy``: told when all are taken."""
 
     connection: type[Connection]
     dialects: dict[str, Callable[[], Dialect]]
-    noun: str
+    busy: str
 
 
 #: By the value of ``?intent=``, which may be left out for a conversation.
 INTENTS = {
     "conversation": Intent(
-        VoiceChatConnection, {"native": NativeDialect, "openai": OpenAIDialect}, "realtime VoiceChat session"
+        VoiceChatConnection,
+        {"native": NativeDialect, "openai": OpenAIDialect},
+        "another realtime VoiceChat session is already active",
     ),
     "transcription": Intent(
-        TranscriptionConnection, {"native": NativeTranscription, "openai": OpenAITranscription}, "transcription"
+        TranscriptionConnection,
+        {"native": NativeTranscription, "openai": OpenAITranscription},
+        "as many transcriptions as this server allows are active already",
     ),
 }
 
@@ -65,13 +74,16 @@ INTENTS = {
 class ServerConfig:
     """What :func:`make_app` needs beside a way to start a pipeline. ``model``: the name it is served under.
 
-    ``max_transcriptions``: live ones and files together.
+    ``max_transcriptions``: live ones and files together. ``max_speech``: requests and sockets together.
     """
 
     model: str = "vcpipe"
     max_sessions: int = 1
-    max_transcriptions: int = 4
     limits: Limits = field(default_factory=Limits)
+    max_transcriptions: int = 4
+    uploads: UploadLimits = field(default_factory=UploadLimits)
+    max_speech: int = 1
+    speech: SpeechLimits = field(default_factory=SpeechLimits)
 
 
 class Server:
@@ -92,6 +104,8 @@ class Server:
         leaving_s = config.limits.teardown_s + 2.0
         self.reservations = Reservations(config.max_sessions, leaving_s=leaving_s)
         self.transcriptions = Reservations(config.max_transcriptions, leaving_s=leaving_s)
+        self.speech = SpeechRoutes(self.engine, gate, self.metrics, config.limits, config.max_speech, config.speech)
+        self.files = FileTranscriptions(self.engine, self.metrics, self.transcriptions, config.limits, config.uploads)
         self._slots = {"conversation": self.reservations, "transcription": self.transcriptions}
 
     # -- the socket
@@ -119,14 +133,12 @@ class Server:
             await websocket.accept(choose_subprotocol(offered))
             await self._admit(websocket, intent, make_dialect(), self._slots[name])
 
-    async def _admit(
-        self, websocket: WebSocket, intent: Intent, dialect: Dialect, reservations: Reservations
-    ) -> None:
+    async def _admit(self, websocket: WebSocket, intent: Intent, dialect: Dialect, reservations: Reservations) -> None:
         slot = await reservations.reserve()
         if slot is None:
             self.metrics.refused("busy")
             self.metrics.error("server_busy")
-            error = ClientError("server_busy", f"another {intent.noun} is already active")
+            error = ClientError("server_busy", intent.busy)
             for message in dialect.write(error):
                 await websocket.send_json(message)
             await websocket.close(CLOSE_BUSY, "server_busy")
@@ -141,6 +153,16 @@ class Server:
             slot.release()
 
     # -- plain HTTP
+
+    async def transcribe_file(self, request: Request) -> Response:
+        """A file's transcript. A page of another origin may send a form as it may open a socket."""
+        if request.method != "POST":
+            return _error(405, f"{TRANSCRIPTIONS} takes a POST", "method_not_allowed", {"Allow": "POST"})
+        refusal = self.gate.check_origin(request.headers, request.url.scheme) or self.gate.check_key(request.headers)
+        if refusal is not None:
+            self.metrics.refused({401: "key", 403: "origin"}[refusal.status])
+            return _refusal_response(refusal)
+        return await self.files.post(request)
 
     async def upgrade_needed(self, request: Request) -> Response:
         """The realtime route without a WebSocket."""
@@ -161,6 +183,7 @@ class Server:
         health = self.engine.health()
         health["sessions"] = {"active": self.reservations.taken, "max": self.config.max_sessions}
         health["transcriptions"] = {"active": self.transcriptions.taken, "max": self.config.max_transcriptions}
+        health["speech"] = self.speech.health()
         return JSONResponse(health, 200 if health["status"] == "ready" else 503)
 
     async def metrics_text(self, request: Request) -> Response:
@@ -171,8 +194,9 @@ class Server:
             "sessions_max": self.config.max_sessions,
             "transcriptions_active": self.transcriptions.taken,
             "transcriptions_max": self.config.max_transcriptions,
+            **self.speech.gauges(),
         }
-        text = self.metrics.text(gauges, self.engine.stages_up())
+        text = self.metrics.text(gauges, self.engine.stages_up()) + self.speech.metrics_text()
         return self._guarded(request) or PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     def _guarded(self, request: Request) -> Response | None:
@@ -184,6 +208,8 @@ class Server:
         return [
             WebSocketRoute(REALTIME, self.realtime),
             Route(REALTIME, self.upgrade_needed),
+            Route(TRANSCRIPTIONS, self.transcribe_file, methods=_ANY_METHOD),
+            *self.speech.routes(),
             *(Route(path, self.not_here, methods=_ANY_METHOD) for path in _NOT_HERE),
             Route("/v1/models", self.models),
             Route("/health", self.health),

@@ -37,6 +37,7 @@ from vcpipe.launch.server.protocol import (
     Phase,
     Ping,
     Pong,
+    TurnText,
     event_id_of,
     parse_message,
     shown,
@@ -261,7 +262,7 @@ class Connection(ABC):
             self._metrics.error(notice.code)
         for message in self._dialect.write(notice):
             # What a dialect says around the deltas must reach the client in any case.
-            stale_on_cancel = isinstance(notice, Event) and str(message["type"]).endswith(".delta")
+            stale_on_cancel = isinstance(notice, Event | TurnText) and str(message["type"]).endswith(".delta")
             await self._outbox.put(to_text(message), stale_on_cancel=stale_on_cancel)
         if isinstance(notice, ClientError) and notice.close is not None:
             name = "limit" if notice.close == CLOSE_LIMIT else "fault"

@@ -40,7 +40,9 @@ from vcpipe.schemas.geometry import FrameGeometry
 #: Longest system prompt, in characters. Each of its tokens is a position of the session, taken in before the first frame.
 MAX_PROMPT_CHARS = 16_384
 
-_SESSION_FIELDS = frozenset({"model", "system_prompt", "instructions", "seed", "max_streaming_seconds", "timings"})
+_SESSION_FIELDS = frozenset(
+    {"type", "model", "system_prompt", "instructions", "seed", "max_streaming_seconds", "timings"}
+)
 _EVENT_TYPES = {
     "assistant_text_delta": "response.text.delta",
     "function_delta": "response.function.delta",
@@ -86,11 +88,12 @@ class NativeDialect:
         session = message.get("session", {})
         if not isinstance(session, dict):
             raise ClientError("invalid_request", "session must be an object", param="session")
+        check_type(session, "realtime")
         return Configure(
             system_prompt=_system_prompt(session),
             seed=_seed(session.get("seed", 0)),
-            max_streaming_seconds=_limit(session.get("max_streaming_seconds")),
-            model=_model(session.get("model")),
+            max_streaming_seconds=limit_field(session.get("max_streaming_seconds")),
+            model=model_field(session.get("model")),
             timings=_flag(session, "timings", default=False, param="session.timings"),
             ignored=tuple(sorted(name[:80] for name in session.keys() - _SESSION_FIELDS if is_unicode(name)))[:64],
         )
@@ -113,7 +116,7 @@ class NativeDialect:
         if isinstance(notice, FrameTiming):
             return [self._timing(notice)]
         if isinstance(notice, Created):
-            session = {"id": notice.session_id, "state": "configuring", **self._formats()}
+            session = {"id": notice.session_id, "type": "realtime", "state": "configuring", **self._formats()}
             return [stamped("session.created", session=session)]
         if isinstance(notice, Updated):
             return [self._updated(notice)]
@@ -135,6 +138,7 @@ class NativeDialect:
         self._geometry = updated.geometry
         session = {
             "id": updated.session_id,
+            "type": "realtime",
             "state": "ready",
             "model": updated.model,
             "frame_samples": updated.geometry.frame_samples,
@@ -178,7 +182,12 @@ class NativeDialect:
 
 
 def error_message(error: ClientError) -> JsonObject:
-    """The ``error`` message; ``param`` and ``event_id`` are there where they are known."""
+    """The ``error`` message."""
+    return stamped("error", error=error_fields(error))
+
+
+def error_fields(error: ClientError) -> JsonObject:
+    """``param`` and ``event_id`` are there where they are known."""
     server = error.code == "server_busy" or error.close == CLOSE_FAULT
     fields = {
         "type": "server_error" if server else "invalid_request_error",
@@ -187,7 +196,15 @@ def error_message(error: ClientError) -> JsonObject:
         "param": error.param,
         "event_id": error.event_id,
     }
-    return stamped("error", error={name: value for name, value in fields.items() if value is not None})
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def check_type(session: JsonObject, route: str) -> None:
+    """``session.type``, if given, must be that of the route. Raises ClientError."""
+    kind = session.get("type")
+    if kind not in (None, route):
+        where = "with ?intent=transcription a session transcribes, without it it is a conversation"
+        raise _refused("type", f'must be "{route}", not {shown(kind)}: {where}')
 
 
 def _system_prompt(session: JsonObject) -> str | None:
@@ -213,7 +230,8 @@ def _seed(value: Any) -> int:
     return seed
 
 
-def _limit(value: Any) -> float | None:
+def limit_field(value: Any) -> float | None:
+    """``session.max_streaming_seconds``. Raises ClientError."""
     if value is None:
         return None
     try:
@@ -225,7 +243,8 @@ def _limit(value: Any) -> float | None:
     return limit
 
 
-def _model(value: Any) -> str | None:
+def model_field(value: Any) -> str | None:
+    """``session.model``. Raises ClientError."""
     if value is not None and not isinstance(value, str):
         raise ClientError("invalid_request", f"model must be a string, not {shown(value)}", param="session.model")
     return value

@@ -39,7 +39,7 @@ RATE_HZ = 24000
 
 _FORMAT = {"type": "audio/pcm", "rate": RATE_HZ}
 #: Fields that this dialect reads beside those of the native one.
-_READ_HERE = frozenset({"type", "audio", "output_modalities"})
+_READ_HERE = frozenset({"audio", "output_modalities"})
 #: Fields of ``audio.input`` and ``audio.output`` that mean nothing here.
 _IGNORED = ("noise_reduction", "transcription", "turn_detection", "speed", "voice")
 #: What opens the session with every default: OpenAI's is there from the first moment on.
@@ -135,9 +135,7 @@ def _updated(updated: Updated) -> JsonObject:
 
 def _check(session: JsonObject) -> None:
     """Refuse what would make a client play or send something else than it believes."""
-    kind, modalities = session.get("type"), session.get("output_modalities")
-    if kind not in (None, "realtime"):
-        raise _refused("type", 'must be "realtime"', kind)
+    modalities = session.get("output_modalities")
     if modalities not in (None, ["audio"]):
         raise _refused("output_modalities", 'must be ["audio"], which has its transcript with it', modalities)
     for way, fields in _audio(session).items():

@@ -11,7 +11,7 @@ from vcpipe.pipeline.session import VoiceChatSession
 #: Frames handed to the pipeline ahead of what came out; the rest waits here, where it can still be cleared.
 _AHEAD_FRAMES = 32
 #: Most seconds of PCM that wait.
-_MAX_WAITING_S = 600.0
+MAX_WAITING_S = 600.0
 
 
 class SessionInput:
@@ -43,8 +43,8 @@ class SessionInput:
 
         Raises ClientError where too much would wait; nothing was taken then.
         """
-        if len(self._buffer) + len(pcm) > _MAX_WAITING_S * self._session.geometry.input_sample_rate:
-            text = f"more than {_MAX_WAITING_S:g} s of audio would wait; nothing of this append was taken"
+        if len(self._buffer) + len(pcm) > MAX_WAITING_S * self._session.geometry.input_sample_rate:
+            text = f"more than {MAX_WAITING_S:g} s of audio would wait; nothing of this append was taken"
             raise ClientError("inference_error", text, param="audio")
         whole = self.max_frames * self._frame_samples
         if (self._accepted + len(pcm)) // self._frame_samples <= self.max_frames:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from vcpipe.launch.server.loop_calls import LoopCalls, LoopEnded
 from vcpipe.schemas.errors import VcpipeError
 
 S = TypeVar("S")
@@ -39,7 +39,7 @@ class Listener(Protocol[S_in, E_in]):
 
 @dataclass(frozen=True, slots=True)
 class Work(Generic[S, E]):
-    """What a thread does with a session: ``read`` yields what comes until the session's end, ``free`` comes last in any case."""
+    """What a thread does with a session: ``read`` yields what comes until the end, ``free`` comes last in any case."""
 
     open: Callable[[], S]
     read: Callable[[S], Iterator[Sequence[E]]]
@@ -53,7 +53,7 @@ class SessionThread(Generic[S, E]):
         self._work = work
         self._listener = listener
         self._name = name
-        self._loop = asyncio.get_running_loop()
+        self._call = LoopCalls()
         self.done = asyncio.Event()
 
     def start(self) -> None:
@@ -61,27 +61,26 @@ class SessionThread(Generic[S, E]):
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def _run(self) -> None:
-        with contextlib.suppress(_LoopEnded):
+        with contextlib.suppress(LoopEnded):
             try:
                 session = self._work.open()
             except Exception as error:
                 self._log_bug(error)
-                self._on_loop(self._listener.open_failed(error))
+                self._call(self._listener.open_failed(error))
             else:
                 self._hold(session)
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.done.set)
+        self._call.tell(self.done)
 
     def _hold(self, session: S) -> None:
         try:
-            self._on_loop(self._listener.opened(session))
+            self._call(self._listener.opened(session))
             for events in self._work.read(session):
-                self._on_loop(self._listener.take_events(events))
-        except _LoopEnded:
+                self._call(self._listener.take_events(events))
+        except LoopEnded:
             pass
         except Exception as error:
             self._log_bug(error)
-            self._on_loop(self._listener.failed(error))
+            self._call(self._listener.failed(error))
         finally:
             try:
                 self._work.free(session)
@@ -91,22 +90,6 @@ class SessionThread(Generic[S, E]):
     def _log_bug(self, error: Exception) -> None:
         if not isinstance(error, (VcpipeError, ValueError)):
             _log.error("%s: the session failed", self._name, exc_info=error)
-
-    def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run on the event loop and wait for it: a client that does not read holds its own session back."""
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
-            work.close()
-            raise _LoopEnded from None
-        try:
-            future.result()
-        except concurrent.futures.CancelledError:
-            raise _LoopEnded from None
-
-
-class _LoopEnded(Exception):
-    """The server has ended."""
 
 
 def first_line(error: Exception) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import threading
 import wave
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ import soxr
 
 from vcpipe.launch import audio_io
 from vcpipe.launch.audio_io import AudioReader, WavWriter
+from vcpipe.launch.wav import RawForm
 from vcpipe.schemas.errors import AudioInputError, ConfigError
 from vcpipe.schemas.pcm import pcm16
 
@@ -419,3 +422,46 @@ def test_a_pipe_gets_samples_at_once_and_an_open_end(tmp_path: Path) -> None:
     assert received[:4] + received[40:44] == b"RIFF" + b"\xff" * 4
     assert struct.unpack("<I", received[24:28]) == (24000,)
     assert received[44:] == struct.pack("<h", 16384) * 100
+
+
+def test_stop_ends_a_reader_that_waits_for_a_pipe(stdin: int) -> None:
+    os.write(stdin, wav(form(), b"", data_size=UNKNOWN, riff_size=UNKNOWN) + PCM[:1000])
+    with AudioReader("-") as reader:
+        chunks = reader.chunks()
+        first = next(chunks)
+        threading.Timer(0.05, reader.stop).start()
+        rest = list(chunks)  # nobody writes, and nobody closes
+    os.close(stdin)
+    assert np.array_equal(np.rint(np.concatenate([first, *rest]) * 32768), INT16[:500])
+
+
+def test_stop_ends_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav(form(), bytes(16000 * 4)))
+    with AudioReader(path) as reader:
+        chunks = reader.chunks()
+        assert len(next(chunks)) == 8000
+        reader.stop()
+        assert list(chunks) == []
+
+
+@pytest.mark.parametrize(("coding", "kind", "scale"), [("s16le", "<i2", 32768), ("f32le", "<f4", 1)])
+@pytest.mark.parametrize("piped", [False, True])
+def test_samples_without_a_header(
+    tmp_path: Path, stdin: int, coding: Literal["s16le", "f32le"], kind: str, scale: int, piped: bool
+) -> None:
+    data = (TONE * scale).astype(kind)
+    path = tmp_path / "a.raw"
+    path.write_bytes(data.tobytes() + b"\1")
+    os.write(stdin, path.read_bytes())
+    os.close(stdin)
+    with AudioReader("-" if piped else path, raw=RawForm(coding, 16000)) as reader:
+        assert reader.duration_s == (None if piped else 0.1)
+        assert np.array_equal(np.concatenate(list(reader.chunks())), data.astype(np.float32) / scale)
+    assert len(reader.warnings) == 1 and "middle of a sample" in reader.warnings[0]
+
+
+def test_a_closed_standard_input_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(AudioInputError, match="standard input is closed"):
+        AudioReader("-")

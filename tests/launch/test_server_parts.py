@@ -245,9 +245,12 @@ def test_loopback_and_origin_names() -> None:
 # ----------------------------------------------------------------------------------------------------------------- metrics
 def test_metrics_are_prometheus_text() -> None:
     metrics = Metrics()
-    metrics.frame(Timings(0, {"tts": 3.0, "codec": 90.0}, end_to_end_ms=95.0, lateness_ms=15.0))
-    metrics.frame(Timings(1, {"tts": 4.0, "codec": 5000.0}, end_to_end_ms=10.0, lateness_ms=0.0))
+    before = {"perception": 1.0, "language": 1.0}
+    metrics.frame(Timings(0, before | {"tts": 3.0, "codec": 90.0}, end_to_end_ms=95.0, lateness_ms=15.0))
+    metrics.frame(Timings(1, before | {"tts": 4.0, "codec": 5000.0}, end_to_end_ms=10.0, lateness_ms=0.0))
+    metrics.frame(Timings(0, {"perception": 3.0}, end_to_end_ms=500.0, lateness_ms=400.0))
     metrics.session_ended("done")
+    metrics.session_ended("limit", "transcription")
     metrics.error("server_busy")
     metrics.refused("origin")
     text = metrics.text({"ready": 1}, {"tts": True, "codec": False})
@@ -255,7 +258,10 @@ def test_metrics_are_prometheus_text() -> None:
     assert samples["vcpipe_ready"] == "1"
     assert samples['vcpipe_stage_up{stage="codec"}'] == "0"
     assert (samples["vcpipe_frames_total"], samples["vcpipe_late_frames_total"]) == ("2", "1")
+    assert samples['vcpipe_side_frames_total{task="transcription"}'] == "1"
     assert samples['vcpipe_sessions_total{end="done"}'] == "1"
+    assert samples['vcpipe_transcription_sessions_total{end="limit"}'] == "1"
+    assert samples['vcpipe_stage_seconds_bucket{stage="perception",le="+Inf"}'] == "3"
     assert samples['vcpipe_errors_total{code="server_busy"}'] == "1"
     assert samples['vcpipe_connections_refused_total{reason="origin"}'] == "1"
     assert samples['vcpipe_stage_seconds_bucket{stage="tts",le="0.005"}'] == "2"

@@ -278,11 +278,15 @@ FORMATS = {
 
 
 def test_session_created_and_updated() -> None:
-    created = {"type": "session.created", "session": {"id": "sess_1", "state": "configuring", **FORMATS}}
+    created = {
+        "type": "session.created",
+        "session": {"id": "sess_1", "type": "realtime", "state": "configuring", **FORMATS},
+    }
     assert write(Created("sess_1", "m")) == created
     updated = write(Updated("sess_1", "m", "p", 7, 600.0, False, FrameGeometry(), ("voice",)))
     assert updated["session"] == {
         "id": "sess_1",
+        "type": "realtime",
         "state": "ready",
         "model": "m",
         "frame_samples": 1280,

@@ -403,3 +403,35 @@ def test_across_pipes_as_in_the_models_process(tiny: Pipeline) -> None:
             remote.close()
             assert {delta.frame_index: delta.text for delta in remote.deltas()} == expected
             assert remote.frames == session.frames
+
+
+def test_a_poll_waits_for_the_first_text_only() -> None:
+    alone = Alone(timeout_s=20)
+    text = Event("user_transcript_delta", 3, delta="hi")
+    threading.Timer(0.05, alone.deliveries.put, [text]).start()
+    started = time.monotonic()
+    assert alone.session.poll() == []
+    assert alone.session.poll(10.0) == [TranscriptDelta.of_frame("hi", 3, 0.08)]
+    assert time.monotonic() - started < 5
+    assert alone.session.poll(0.01) == []
+
+
+def test_what_was_heard_is_told_with_the_last_text_of_it() -> None:
+    alone = Alone()
+    assert alone.session.heard_s == 0
+    for frame in range(4):
+        alone.deliveries.put(FrameTiming("s", frame, 0, 0))
+    alone.deliveries.put(Event("user_transcript_delta", 4, delta="hi"))
+    assert alone.session.heard_s == 0
+    (delta,) = alone.session.poll()
+    assert alone.session.heard_s == pytest.approx(0.24) and delta.start_s >= alone.session.heard_s
+
+
+def test_texts_before_an_error_come_before_it() -> None:
+    alone = Alone()
+    alone.deliveries.put(Event("user_transcript_delta", 3, delta="hi"))
+    alone.deliveries.put(VcpipeError("perception: no"))
+    assert [delta.text for delta in alone.session.poll()] == ["hi"]
+    with pytest.raises(VcpipeError, match="perception: no"):
+        alone.session.poll()
+    assert alone.session.done

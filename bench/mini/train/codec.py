@@ -3,16 +3,18 @@
     python -m vcpipe.bench.mini.train.codec --corpus FOLDER --start FOLDER --seconds 270 --out FIRST
     python -m vcpipe.bench.mini.train.codec --corpus FOLDER --start FOLDER --seconds 300 --out SECOND --resume FIRST \
         --freeze-codes
+    python -m vcpipe.bench.mini.train.codec --corpus FOLDER --start FOLDER --seconds 300 --out THIRD --resume SECOND \
+        --freeze-codes --tts TTS_RUN --rate 2e-4
 
 The first run trains encoder, codebooks and decoder, the last part of it against discriminators. At its end encoder and books
 take bfloat16 values, so the speech decoder can be trained on the codes of FIRST. The second run leaves them as they are and
-trains the decoder further, always against discriminators.
+trains the decoder further, always against discriminators. With ``--tts`` part of what it decodes is what the speech decoder
+makes of the replies: it errs, and frames drawn one by one do not fit together as true ones do.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from pathlib import Path
 
@@ -23,12 +25,12 @@ from torch import Tensor
 from vcpipe.bench.mini.nets.codec import Codec, spectral_features
 from vcpipe.bench.mini.nets.discriminators import Discriminators, Opinions, discriminator_loss, generator_losses, halves
 from vcpipe.bench.mini.sound import Bank, Clip, load_answers
+from vcpipe.bench.mini.tokens import TextTokens
 from vcpipe.bench.mini.train.books import BookAverages, fit_books
+from vcpipe.bench.mini.train.codec_crops import CONTEXT, FRAMES, Crops, is_dev, silent_frames
+from vcpipe.bench.mini.train.codec_said import SaidReplies, load_speaker
 from vcpipe.bench.mini.train.spectral import SpectralDistance, loudness_of_silence
 from vcpipe.bench.mini.training import Run, device, load_weights
-
-#: Code frames of a crop. The first few lack the past that encoder and decoder would see: no loss is taken of them.
-FRAMES, CONTEXT = 16, 2
 
 #: Code frames of the piece that the discriminators see.
 JUDGED = 7
@@ -36,53 +38,10 @@ JUDGED = 7
 #: Latents from which the books are learnt at once.
 INITIAL_LATENTS, FINAL_LATENTS = 16_384, 65_536
 
+#: Offsets of a reply's sound in its first frame, and draws of each, that the speech decoder makes at the start.
+SAID_OFFSETS, SAID_TIMES = 12, 2
+
 _EVALUATION_SECONDS = 60.0
-
-
-# ------------------------------------------------------------------------------------------------ sound
-def is_dev(clip: Clip) -> bool:
-    """About 3 % of the clips, by a hash of their names."""
-    return hashlib.sha1(clip.id.encode()).digest()[0] < 8
-
-
-class Crops:
-    """Random crops of clips amid digital silence, all on the device.
-
-    Half of them lie on the clip's own frame grid, as replies do. Some clips are cut off as an interruption does it, and some
-    crops are silent throughout. Loudness varies by 3 dB either way.
-    """
-
-    _SILENT, _CUT, _FADE = 0.03, 0.05, 220
-
-    def __init__(self, sound: Tensor, clips: list[Clip], frame: int) -> None:
-        self._sound, self._frame = sound, frame
-        self._offsets = torch.tensor([clip.offset for clip in clips], device=sound.device)
-        self._lengths = torch.tensor([clip.samples for clip in clips], device=sound.device)
-        self._weights = self._lengths + 0.2 * FRAMES * frame
-
-    def batch(self, size: int) -> Tensor:
-        """(size, FRAMES * frame) float32."""
-        place, crop = self._sound.device, FRAMES * self._frame
-        clip = torch.multinomial(self._weights, size, replacement=True)
-        length, offset = self._lengths[clip], self._offsets[clip]
-        chance = torch.rand(6, size, device=place)
-        start = (-0.3 * crop + chance[0] * (length - 0.2 * crop)).long()
-        start = torch.where(chance[1] < 0.5, start // self._frame * self._frame, start)
-        index = start[:, None] + torch.arange(crop, device=place)  # (size, crop), from the clip's first sample
-        inside = (index >= 0) & (index < length[:, None])
-        sound = self._sound[offset[:, None] + torch.where(inside, index, 0)].float() / 32768 * inside
-        end = (chance[2] * FRAMES).long() * self._frame
-        fade = ((end[:, None] - torch.arange(crop, device=place)) / self._FADE).clamp(0, 1)
-        sound = torch.where((chance[3] < self._CUT)[:, None], sound * fade, sound)
-        gain = 10 ** ((chance[4] * 6 - 3) / 20) * (chance[5] >= self._SILENT)
-        return (sound * gain[:, None]).clamp(-1, 1)
-
-
-def silent_frames(waveform: Tensor, frame: int) -> tuple[Tensor, Tensor]:
-    """(B, T * frame) -> two (B, T) masks: frames of zeros, and those of them with such frames in all the past that counts."""
-    zero = (waveform.unflatten(1, (-1, frame)) == 0).all(-1)
-    before = torch.cat([torch.ones_like(zero[:, :2]), zero], dim=1)
-    return zero, zero & before[:, 1:-1] & before[:, :-2]
 
 
 # ------------------------------------------------------------------------------------------------ latents
@@ -174,11 +133,18 @@ def scale_inputs(codec: Codec, waveform: Tensor) -> None:
 
 # ------------------------------------------------------------------------------------------------ evaluation
 class Evaluation:
-    """Numbers on clips that training does not see, and on silence."""
+    """Numbers on clips that training does not see, and on silence. ``said``: of such clips."""
 
     _CLIPS, _FRAMES = 16, 40
 
-    def __init__(self, bank: Bank, clips: list[Clip], frame: int, place: torch.device) -> None:
+    def __init__(
+        self, bank: Bank, clips: list[Clip], frame: int, place: torch.device, said: SaidReplies | None = None
+    ) -> None:
+        self._said = None
+        if said is not None:
+            chosen = torch.arange(min(len(said), self._CLIPS), device=place)
+            zeros = torch.zeros_like(chosen)
+            self._said = said.pieces(chosen, zeros, self._FRAMES, zeros)
         self._waveform = torch.zeros(min(len(clips), self._CLIPS), self._FRAMES * frame)
         for row, clip in zip(self._waveform, clips, strict=False):
             sound = torch.from_numpy(bank.cut(clip))[: len(row)]
@@ -188,7 +154,10 @@ class Evaluation:
 
     @torch.no_grad()
     def __call__(self, codec: Codec, distance: SpectralDistance) -> dict[str, float]:
-        """``mel_*``: mean distance of natural log-mel spectra; ``left_*``: share of the latents' energy that books leave."""
+        """``mel_*``: mean distance of natural log-mel spectra; ``left_*``: share of the latents' energy that books leave.
+
+        ``mel_said``: of what the speech decoder draws; ``loudness_said``: level against the recording's, in dB.
+        """
         zero, silent = silent_frames(self._waveform, codec.frame_samples)
         latents = codec.encode(self._waveform)
         true = distance.log_mel(self._waveform)
@@ -210,10 +179,18 @@ class Evaluation:
         }
         pauses = decoded.unflatten(1, (-1, codec.frame_samples))[zero]
         numbers["pause_db"] = _decibel(pauses) if len(pauses) else -200.0
-        return numbers | self._of_silence(codec)
+        return numbers | self._of_silence(codec) | self._of_said(codec, distance)
 
     def _mel(self, decoded: Tensor, true: Tensor, counted: Tensor, distance: SpectralDistance) -> float:
         return float((distance.log_mel(decoded) - true)[counted].abs().mean())
+
+    def _of_said(self, codec: Codec, distance: SpectralDistance) -> dict[str, float]:
+        if self._said is None:
+            return {}
+        waveform, latents = self._said
+        decoded, true = codec.decode(latents), distance.log_mel(waveform)
+        mel = self._mel(decoded, true, true.amax(-1) > -7, distance)
+        return {"mel_said": mel, "loudness_said": _decibel(decoded) - _decibel(waveform)}
 
     def _of_silence(self, codec: Codec) -> dict[str, float]:
         latents = codec.encode(self._silence)
@@ -293,7 +270,11 @@ def train(options: argparse.Namespace) -> None:
     rival = Rival(rival_run, codec.frame_samples, options.head_start)
     latents = Latents(codec, frozen=frozen)
     distance = SpectralDistance(bank.rate).to(place)
-    evaluation = Evaluation(bank, dev, codec.frame_samples, place)
+    said, said_in_dev = None, None
+    if options.tts:
+        said, said_in_dev = said_replies(options, bank, (clips, dev), codec)
+    of_said = round(options.batch * options.tts_share) if said else 0
+    evaluation = Evaluation(bank, dev, codec.frame_samples, place, said_in_dev)
     books_from = 0.0 if options.resume else 0.12
     bfloat16_from = 0.0 if frozen and place.type == "cuda" else options.bfloat16_from
     begun, evaluated = frozen, 0.0
@@ -302,8 +283,11 @@ def train(options: argparse.Namespace) -> None:
         if not begun and run.fraction() >= books_from:
             latents.start_books(crops, INITIAL_LATENTS)
             begun = True
-        waveform = crops.batch(options.batch)
+        waveform = crops.batch(options.batch - of_said)
         given, losses = latents(waveform)
+        if said:
+            recorded, drawn = said.batch(of_said, FRAMES)
+            waveform, given = torch.cat([waveform, recorded]), torch.cat([given, drawn])
         rounded = run.fraction() >= bfloat16_from
         decoded = codec.decode(given, torch.bfloat16 if rounded else torch.float32)[:, first:]
         true = waveform[:, first:]
@@ -323,6 +307,20 @@ def train(options: argparse.Namespace) -> None:
     if rival_run.steps:
         rival_run.finish()
     run.event(**evaluation(run.average, distance))
+
+
+def said_replies(
+    options: argparse.Namespace, bank: Bank, splits: tuple[list[Clip], list[Clip]], codec: Codec
+) -> tuple[SaidReplies, SaidReplies]:
+    """What the speech decoder of ``options.tts`` makes of both ``splits``: of the first in every way, of the second in one."""
+    speaker, tokens = load_speaker(options.tts, options.start, codec), TextTokens(options.start)
+    sound = bank.on(codec.books.device)
+    every = [i * codec.frame_samples // SAID_OFFSETS for i in range(SAID_OFFSETS)]
+    first, second = (
+        SaidReplies(bank, sound, clips, codec, speaker, tokens, offsets=offsets, times=times)
+        for clips, offsets, times in zip(splits, (every, [0]), (SAID_TIMES, 1), strict=True)
+    )
+    return first, second
 
 
 #: What each loss counts.
@@ -354,11 +352,15 @@ def settle(codec: Codec, crops: Crops, count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True, help="folder with answers.jsonl and answers/")
-    parser.add_argument("--start", type=Path, required=True, help="folder with config.json")
+    parser.add_argument(
+        "--start", type=Path, required=True, help="folder with config.json, and for --tts the tokenizer"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
     parser.add_argument("--seconds", type=float, required=True, help="time to train")
     parser.add_argument("--resume", type=Path, help="folder of a run to begin from")
     parser.add_argument("--freeze-codes", action="store_true", help="train the decoder only")
+    parser.add_argument("--tts", type=Path, help="a run of the speech decoder: also train on what it draws")
+    parser.add_argument("--tts-share", type=float, default=0.5, help="share of a batch that is of it")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=4e-4, help="peak learning rate")
     parser.add_argument("--discriminator-rate", type=float, default=5e-4)
@@ -368,7 +370,10 @@ def main() -> None:
     parser.add_argument("--head-start", type=int, default=100, help="steps the discriminators learn alone")
     parser.add_argument("--clips", type=int, help="use the first clips only, and evaluate on them")
     parser.add_argument("--seed", type=int, default=0)
-    train(parser.parse_args())
+    options = parser.parse_args()
+    if options.tts and not options.freeze_codes:
+        parser.error("--tts needs --freeze-codes: the speech decoder speaks in codes that are settled")
+    train(options)
 
 
 if __name__ == "__main__":

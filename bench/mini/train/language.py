@@ -2,15 +2,20 @@
 
     python -m vcpipe.bench.mini.train.language --corpus FOLDER --start FOLDER --perception RUN --out FOLDER --seconds 540
 
-``--start``: config.json and tokenizer.json; ``--perception``: the run that trained the encoder. A second instalment goes on
-with ``--resume OUT_OF_THE_FIRST``. Sound is laid out, disturbed and encoded on the device for every step; other processes draw
-who speaks when. A reply has to follow from what was heard, so most of this is there against learning by heart.
+``--start``: config.json and tokenizer.json; ``--perception``: the run that trained the encoder, or still does: questions are
+spliced meanwhile. A second instalment goes on with ``--resume OUT_OF_THE_FIRST``. Sound is laid out, disturbed and encoded on
+the device for every step; other processes draw who speaks when. A reply has to follow from what was heard, so most of this is
+there against learning by heart.
+
+Pairs of numbers are few: without help a network of this size learns their results by heart, and nothing about other pairs.
+So it has to tell the question's numbers from its middle, in a form in which numbers have an order and digits.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -22,24 +27,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from vcpipe.bench.mini.conversations import RECALLED_WORDS, Batch, Conversations
+from vcpipe.bench.mini.conversations import RECALLED_NUMBERS, RECALLED_WORDS, Conversations
 from vcpipe.bench.mini.material import Amounts, Material, load_material
 from vcpipe.bench.mini.nets.language import Language
 from vcpipe.bench.mini.nets.perception import SpeechRecogniser
 from vcpipe.bench.mini.shape import PAD
 from vcpipe.bench.mini.tokens import TextTokens
+from vcpipe.bench.mini.train.language_batch import NO_WORD, Asked, Packed
 from vcpipe.bench.mini.train.language_check import Check, Features, by_intent
 from vcpipe.bench.mini.train.language_sound import Stage
-from vcpipe.bench.mini.training import Run, device
+from vcpipe.bench.mini.training import Run, device, wait_for
 
 #: The function channel says PAD and nothing else: that is learnt on every eighth frame, and soon.
 _FUNCTION_STRIDE, _FUNCTION_WEIGHT = 8, 0.05
 
+#: A number is told by its size in this unit and by its place on circles of these circumferences.
+_UNIT, _CIRCLES = 20, (2, 5, 10, 20, 40, 100)
+
+
+#: Where the names of weights begin that only training has.
+_HEADS = ("recall.", "numbers.")
+
 
 class Learner(Language):
-    """The network with a head that only training has: it tells the question's words from inside the network.
+    """The network with heads that only training has: they tell the question's words and numbers from inside the network.
 
-    What a reply follows from has to be known in the middle of the network before it replies. The head is no part of the
+    What a reply follows from has to be known in the middle of the network before it replies. The heads are no part of the
     state that is saved.
     """
 
@@ -47,19 +60,21 @@ class Learner(Language):
         """``vocabulary``: words of transcripts, ids 1 and up; 0 stands for no word."""
         super().__init__(config, dropout=dropout)
         self.middle = len(self.llm.layers) // 2
-        self.recall = nn.Linear(config["text_config"]["hidden_size"], RECALLED_WORDS * (vocabulary + 1))
+        hidden = config["text_config"]["hidden_size"]
+        self.recall = nn.Linear(hidden, RECALLED_WORDS * (vocabulary + 1))
+        self.numbers = nn.Linear(hidden, RECALLED_NUMBERS * (1 + 2 * len(_CIRCLES)))
 
     def state_dict(self, *args: Any, **options: Any) -> dict[str, Tensor]:
-        """Without the head."""
+        """Without the heads."""
         tensors: dict[str, Tensor] = super().state_dict(*args, **options)
-        return {name: tensor for name, tensor in tensors.items() if not name.startswith("recall.")}
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(_HEADS)}
 
     def resume(self, folder: Path) -> None:
-        """Weights of a run, with a new head."""
+        """Weights of a run, with new heads."""
         from safetensors.torch import load_file
 
         missing, unknown = self.load_state_dict(load_file(str(folder / "weights.safetensors")), strict=False)
-        if unknown or any(not name.startswith("recall.") for name in missing):
+        if unknown or any(not name.startswith(_HEADS) for name in missing):
             raise ValueError(f"{folder}: weights of another network; missing {missing}, unknown {unknown}")
 
 
@@ -80,26 +95,47 @@ class Noise:
         return encoded.masked_fill(hidden[..., None], 0.0)
 
 
-def losses(network: Learner, encoded: Tensor, batch: Batch, recall_weight: float) -> dict[str, Tensor]:
-    """``loss`` and its parts. encoded (B, T, encoder) are the encoder's frames of the batch's sound."""
-    text, previous, prompt = (
-        torch.from_numpy(ids).to(encoded.device) for ids in (batch.text, batch.previous, batch.prompt)
-    )
-    weight = torch.from_numpy(batch.weight).to(encoded.device)
-    hidden, inside = network.hidden(network.fuse(encoded, previous, prompt), network.middle)
-    each = F.cross_entropy(network.lm_head(hidden).flatten(0, 1), text.flatten(), reduction="none")
-    parts = {"text": (each * weight.flatten()).sum() / weight.sum()}
-    some = network.function_head(hidden[:, ::_FUNCTION_STRIDE]).flatten(0, 1)
-    parts["function"] = F.cross_entropy(some, torch.full_like(some[:, 0], PAD, dtype=torch.long))
-    loss = parts["text"] + _FUNCTION_WEIGHT * parts["function"]
-    if recall_weight and len(batch.recall_at):
+def shown(numbers: Tensor) -> Tensor:
+    """Numbers (...) as what they are told by, (..., 1 + 2 circles)."""
+    turns = torch.stack([numbers * (2 * math.pi / circle) for circle in _CIRCLES], dim=-1)
+    return torch.cat([numbers[..., None] / _UNIT, turns.cos(), turns.sin()], dim=-1)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Losses of a batch. ``recall`` and ``numbers``: weights of telling the question's words and its numbers."""
+
+    network: Learner
+    recall: float
+    numbers: float
+
+    def __call__(self, encoded: Tensor, asked: Asked) -> dict[str, Tensor]:
+        """``loss`` and its parts. encoded (B, T, encoder) are the encoder's frames of the batch's sound."""
+        network = self.network
+        fused = network.fuse(encoded, asked.previous, asked.prompt)
+        hidden, inside = network.hidden(fused, network.middle)
+        each = F.cross_entropy(network.lm_head(hidden).flatten(0, 1), asked.text.flatten(), reduction="none")
+        parts = {"text": (each * asked.weight.flatten()).sum() / asked.weight.sum()}
+        some = network.function_head(hidden[:, ::_FUNCTION_STRIDE]).flatten(0, 1)
+        parts["function"] = F.cross_entropy(some, torch.full_like(some[:, 0], PAD, dtype=torch.long))
         assert inside is not None
-        row, frame = torch.from_numpy(batch.recall_at).to(encoded.device).unbind(1)
-        words = torch.from_numpy(batch.recall_words).to(encoded.device)
-        told = network.recall(inside[row, frame]).view(-1, network.recall.out_features // RECALLED_WORDS)
-        parts["recall"] = F.cross_entropy(told, words.flatten())
-        loss = loss + recall_weight * parts["recall"]
-    return parts | {"loss": loss}
+        parts |= self._told(inside, asked.recall)
+        loss = parts["text"] + _FUNCTION_WEIGHT * parts["function"]
+        return parts | {"loss": loss + self.recall * parts["recall"] + self.numbers * parts["numbers"]}
+
+    def _told(self, inside: Tensor, recall: Tensor) -> dict[str, Tensor]:
+        """Of words, in nats each, and numbers, squared, as the middle of the network (B, T, hidden) tells them."""
+        network = self.network
+        row, frame = recall[:, 0], recall[:, 1]
+        words, numbers = recall[:, 2:].split([RECALLED_WORDS, RECALLED_NUMBERS], dim=1)
+        there = inside[row, frame]
+        told = network.recall(there).unflatten(-1, (RECALLED_WORDS, -1)).flatten(0, 1)
+        count = (words != NO_WORD).sum().clamp(min=1)
+        missed = F.cross_entropy(told, words.flatten(), ignore_index=NO_WORD, reduction="sum") / count
+        known = (numbers >= 0)[..., None]
+        off = network.numbers(there).unflatten(-1, (RECALLED_NUMBERS, -1)) - shown(numbers.float())
+        squared = (off.square() * known).mean(dim=-1).sum() / known.sum().clamp(min=1)
+        return {"recall": missed, "numbers": squared}
 
 
 class _Drawn(IterableDataset):
@@ -109,22 +145,23 @@ class _Drawn(IterableDataset):
         self._arguments = (material, vocabulary, rows, frames)
         self._seed = seed
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Packed]:
         worker = get_worker_info()
         conversations = Conversations(*self._arguments, self._seed * 1000 + (worker.id if worker else 0))
         while True:
-            yield conversations.batch()
+            yield Packed.of(conversations.batch())
 
 
-def batches(material: Material, vocabulary: int, options: argparse.Namespace) -> Iterator[Batch]:
+def batches(material: Material, vocabulary: int, options: argparse.Namespace) -> Iterator[Packed]:
     """Short rows, and every ``--long-every`` steps long ones, so that long sessions stay like short ones.
 
     The processes that draw them are started at once: they are forked, which comes before any use of the GPU.
     """
 
-    def drawn(rows: int, frames: int, workers: int, seed: int) -> Iterator[Batch]:
-        dataset, ahead = _Drawn(material, vocabulary, rows, frames, seed), 8 if workers else None
-        return iter(DataLoader(dataset, batch_size=None, num_workers=workers, prefetch_factor=ahead))
+    def drawn(rows: int, frames: int, workers: int, seed: int) -> Iterator[Packed]:
+        dataset, ahead = _Drawn(material, vocabulary, rows, frames, seed), 6 if workers else None
+        pinned = torch.cuda.is_available()
+        return iter(DataLoader(dataset, batch_size=None, num_workers=workers, prefetch_factor=ahead, pin_memory=pinned))
 
     seed, workers = 2 * options.seed, options.workers
     short = drawn(options.rows, options.frames, workers, seed)
@@ -133,23 +170,31 @@ def batches(material: Material, vocabulary: int, options: argparse.Namespace) ->
     return _mixed(short, drawn(options.long_rows, options.long_frames, min(2, workers), seed + 1), options.long_every)
 
 
-def _mixed(short: Iterator[Batch], long: Iterator[Batch], every: int) -> Iterator[Batch]:
+def _mixed(short: Iterator[Packed], long: Iterator[Packed], every: int) -> Iterator[Packed]:
     for step in count(1):
         yield next(short if step % every else long)
 
 
 def train(
-    run: Run, drawn: Iterator[Batch], stage: Stage, features: Features, check: Check, options: argparse.Namespace
+    run: Run, drawn: Iterator[Packed], stage: Stage, features: Features, check: Check, options: argparse.Namespace
 ) -> None:
     """Until the run's time is over, with evaluations in between. ``run.network`` is a :class:`Learner`."""
-    noise, checked = Noise(), 0.0
+    assert isinstance(run.network, Learner)
+    noise, objective, checked = Noise(), Objective(run.network, options.recall, options.numbers), 0.0
+
+    @torch.no_grad()
+    def encode(heard: Tensor) -> Tensor:
+        return noise(features(heard))
+
+    def step(sound: Tensor, ids: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        return objective(sound if options.encoder_apart else encode(sound), Asked.of(ids, weight))
+
+    replayed = run.replayed(step, graph=options.graph)
     while run.going():
         batch = next(drawn)
-        with torch.no_grad():
-            encoded = noise(features(stage.heard(batch)))
-        parts = losses(run.network, encoded, batch, options.recall)
-        run.update(parts.pop("loss"))
-        run.log(**parts)
+        ids, weight, speech, echo = batch.to(stage.device)
+        heard = stage.heard(speech, echo, *batch.shape)
+        replayed(encode(heard) if options.encoder_apart else heard, ids, weight)
         if run.elapsed() - checked > options.check_seconds:
             checked = run.elapsed()
             run.event(**check.everything(run.average))
@@ -160,9 +205,17 @@ def main() -> None:
     torch.manual_seed(options.seed)
     where, tokens = device(), TextTokens(options.start)
     config = json.loads((options.start / "config.json").read_text())
-    amounts = Amounts(options.unspoken, options.spoken, options.senseless, options.held, options.lines)
+    amounts = Amounts(
+        unspoken=options.unspoken,
+        spoken=options.spoken,
+        senseless=options.senseless,
+        held=options.held,
+        further=options.further,
+        lines=options.lines,
+    )
     material = load_material(options.corpus, tokens, amounts, options.seed)
     drawn = batches(material, tokens.size, options)
+    wait_for(options.perception)
     stage = Stage(material.sounds.sound, where, options.seed)
     recogniser = SpeechRecogniser.load(config["audio_config"], options.perception).to(where)
     features = recogniser.encoder.features
@@ -198,16 +251,20 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--decay", type=float, default=0.05)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--recall", type=float, default=0.2, help="weight of telling the question's words; 0: none")
+    parser.add_argument("--numbers", type=float, default=1.0, help="weight of telling the question's numbers")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--frames", type=int, default=160)
     parser.add_argument("--long-rows", type=int, default=16)
     parser.add_argument("--long-frames", type=int, default=600)
     parser.add_argument("--long-every", type=int, default=6, help="every how many steps; 0: never")
     parser.add_argument("--workers", type=int, default=6, help="processes that draw batches; 0: none")
-    parser.add_argument("--check-seconds", type=float, default=60)
+    parser.add_argument("--no-graph", dest="graph", action="store_false", help="take steps kernel by kernel")
+    parser.add_argument("--encoder-apart", action="store_true", help="keep the encoder out of what is captured")
+    parser.add_argument("--check-seconds", type=float, default=120)
     parser.add_argument("--unspoken", type=int, default=3, help="spliced renderings of a line nobody spoke")
     parser.add_argument("--spoken", type=int, default=1, help="spliced renderings of a line that was spoken")
     parser.add_argument("--senseless", type=int, default=1500)
+    parser.add_argument("--further", type=int, default=3000, help="calculations outside the domain to learn from")
     parser.add_argument("--held", type=int, default=300, help="test lines to evaluate")
     parser.add_argument("--lines", type=int, help="learn so many lines only")
     parser.add_argument("--seed", type=int, default=0)

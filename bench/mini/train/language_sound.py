@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vcpipe.bench.mini.augment import Segments, augment, lay
-from vcpipe.bench.mini.conversations import Batch, Laid
+from vcpipe.bench.mini.conversations import Laid
 from vcpipe.bench.mini.timeline import USER_FRAME
 
 
@@ -23,7 +23,7 @@ class Stage:
         """(rows, frames * 1280) float32; the stretches do not overlap."""
         return lay(self._sound, Segments.of(stretches).to(self.device), rows, frames * USER_FRAME)
 
-    def heard(self, batch: Batch) -> Tensor:
-        """(B, n): what users say and the assistant's echo on the way to the microphone, other ones in every call."""
-        speech, echo = (self.lay(stretches, *batch.text.shape) for stretches in (batch.speech, batch.echo))
-        return augment(speech, echo, self.generator)
+    def heard(self, speech: Segments, echo: Segments, rows: int, frames: int) -> Tensor:
+        """(rows, n): what users say and the assistant's echo on the way to the microphone, other ones in every call."""
+        said, replied = (lay(self._sound, segments, rows, frames * USER_FRAME) for segments in (speech, echo))
+        return augment(said, replied, self.generator)

@@ -11,6 +11,7 @@ import torch
 
 from vcpipe.bench.mini.augment import augment
 from vcpipe.bench.mini.nets.perception import SpeechRecogniser
+from vcpipe.bench.mini.scoring import word_errors
 from vcpipe.bench.mini.sound import Bank, Clip, Splicer, spoken
 from vcpipe.bench.mini.tokens import Pieces
 from vcpipe.bench.mini.train.stretches import FRAME, RATE, Batch, Layout, Line
@@ -181,13 +182,3 @@ def _error_rate(wanted: list[str], heard: list[str]) -> float:
     """Per cent of the wanted words."""
     errors = sum(word_errors(a.split(), b.split()) for a, b in zip(wanted, heard, strict=True))
     return 100 * errors / max(1, sum(len(text.split()) for text in wanted))
-
-
-def word_errors(wanted: list[str], heard: list[str]) -> int:
-    """Fewest words to change, leave out or put in (Levenshtein)."""
-    row = list(range(len(heard) + 1))
-    for i, word in enumerate(wanted, 1):
-        before, row[0] = row[0], i
-        for j, other in enumerate(heard, 1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (word != other))
-    return row[-1]

@@ -16,6 +16,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,10 @@ class Trainer:
         self.windows = Windows(data.train, weights, settings.frames, interrupted=settings.interrupted)
         self.passes = self.frames.known.shape[1]
 
-    def loss(self, *, speak: bool, late: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
-        """-> loss, numbers for the log. ``speak``: also draw codes for a quarter of the sessions, to be fed back later on.
+    def loss(self, late: Tensor, *, speak: bool) -> dict[str, Tensor]:
+        """Numbers for the log, "loss" among them. ``speak``: also draw codes for a quarter of the sessions, to be fed back.
 
-        ``late``: share of the training that is over.
+        ``late``: (), share of the training that is over.
         """
         settings, model = self.settings, self.decoder.tts_model
         window = self.windows.draw(settings.batch)
@@ -137,8 +138,8 @@ class Trainer:
         weights = torch.where(is_silent, settings.silent_weight, 1.0) * found.log_std.exp() ** (2 * settings.balance)
         if speak:
             self._speak(window, hidden.detach(), without_text)
-        loss = (per_dimension * weights).mean()
-        return loss, {
+        return {
+            "loss": (per_dimension * weights).mean(),
             "speech_nll": _mean(found.nll.detach(), ~is_silent) / model.mog_head.latent,
             "speech_drawn_nll": _mean(found.drawn_nll.detach(), ~is_silent) / model.mog_head.latent,
             "silence_nll": _mean(found.nll.detach(), is_silent) / model.mog_head.latent,
@@ -193,7 +194,7 @@ class Trainer:
 
 
 def score(
-    decoder: SpeechDecoder, hidden: Tensor, frames: Frames, rows: Tensor, passes: Tensor, blur: float = 0.0
+    decoder: SpeechDecoder, hidden: Tensor, frames: Frames, rows: Tensor, passes: Tensor, blur: Tensor | float = 0.0
 ) -> tuple[Likelihood, Tensor]:
     """Likelihood of what pass ``passes`` (P, B, T) has to predict of frames ``rows`` (P, B, T), and which of them are silence.
 
@@ -338,10 +339,13 @@ def train(
     trainer = Trainer(decoder, data, settings)
     evaluate = Evaluation(data, codec, run.folder, settings.frames)
     evaluated = rehearsed = 0.0
+    late, spoken = torch.zeros((), device=data.frames.sums.device), data.frames.own
+    speaking, listening = (
+        run.replayed(partial(trainer.loss, speak=speak), changed=[spoken] if speak else [], graph=options.graph)
+        for speak in (True, False)
+    )
     while run.going():
-        loss, numbers = trainer.loss(speak=run.steps % options.speak_every == 0, late=run.fraction())
-        run.update(loss)
-        run.log(**numbers)
+        (listening if run.steps % options.speak_every else speaking)(late.fill_(run.fraction()))
         if options.rehearse_every and run.elapsed() - rehearsed > options.rehearse_every:
             trainer.rehearse(4 * settings.batch)
             rehearsed = run.elapsed()
@@ -371,6 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--speak-every", type=int, default=2, help="steps")
     parser.add_argument("--rehearse-every", type=float, default=15, help="seconds; 0: never")
     parser.add_argument("--evaluate-every", type=float, default=60, help="seconds")
+    parser.add_argument("--no-graph", dest="graph", action="store_false", help="take steps kernel by kernel")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
 

@@ -187,13 +187,14 @@ class Windows:
     """
 
     def __init__(self, replies: Replies, weights: Tensor, length: int, *, interrupted: float, turns: int = 3) -> None:
-        self._replies, self._weights = replies, weights
+        self._replies, self._up_to = replies, weights.float().cumsum(0)
         self._length, self._interrupted, self._turns = length, interrupted, turns
 
     def draw(self, batch: int) -> Window:
         """A batch of sessions."""
-        device, shape = self._weights.device, (batch, self._turns)
-        chosen = torch.multinomial(self._weights, batch * self._turns, replacement=True).view(shape)
+        device, shape = self._up_to.device, (batch, self._turns)
+        drawn = torch.rand(shape, device=device) * self._up_to[-1]
+        chosen = torch.searchsorted(self._up_to, drawn, right=True).clamp(max=len(self._up_to) - 1)
         gaps = (torch.rand(shape, device=device).square() * 40).long() + 4
         gaps[:, 0] = (torch.rand(batch, device=device) * 41).long()
         sound_frames = self._replies.sound_frames[chosen]

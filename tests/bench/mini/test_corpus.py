@@ -15,7 +15,7 @@ from vcpipe.bench.mini.clips import level, speech_span, trim
 from vcpipe.bench.mini.kokoro import _word_times
 from vcpipe.bench.mini.plans import plan_answers, plan_questions
 from vcpipe.bench.mini.sentences import general_sentences
-from vcpipe.bench.mini.wordings import number
+from vcpipe.bench.mini.wordings import further_sums, number
 
 RATE = 16000
 
@@ -112,3 +112,12 @@ def test_durations_of_phonemes_become_times_of_words() -> None:
     ends = np.array([0.1, 0.2, 0.3, 0.35, 0.5, 0.55, 0.7])  # mark, h, i, space, y, ".", mark
     assert _word_times(["hi", "y."], list("hi y."), ends) == [("hi", 0.1, 0.3), ("y.", 0.35, 0.5)]
     assert _word_times(["hi"], list("hi y."), ends) is None
+
+
+def test_further_calculations_are_none_of_the_domains() -> None:
+    further, known = list(further_sums()), corpus.items()
+    assert len(further) > 10_000
+    assert not {line.question for line in further} & {item.question for item in known}
+    assert not {line.composition for line in further} & {item.composition for item in known}
+    said = {item.answer for item in known}
+    assert {line.answer for line in further} <= said

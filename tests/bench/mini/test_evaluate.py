@@ -19,8 +19,9 @@ from vcpipe.bench.mini.evaluate import (
     started_in_time,
     transcript_errors,
 )
-from vcpipe.bench.mini.judge import scored_words, word_errors
+from vcpipe.bench.mini.judge import scored_words
 from vcpipe.bench.mini.questions import Conversation, Question, needs_corpus, quiet_minutes
+from vcpipe.bench.mini.scoring import word_errors
 from vcpipe.schemas.errors import ConfigError
 from vcpipe.schemas.events import Event
 from vcpipe.schemas.geometry import FrameGeometry

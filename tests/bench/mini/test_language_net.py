@@ -19,9 +19,11 @@ from vcpipe.bench.embedded_shapes import tensor_shapes
 from vcpipe.bench.mini.shape import PAD, mini_config
 
 torch = pytest.importorskip("torch")
+from vcpipe.bench.mini.augment import Segments  # noqa: E402
 from vcpipe.bench.mini.conversations import RECALLED_WORDS, Batch  # noqa: E402
 from vcpipe.bench.mini.nets.language import Language  # noqa: E402
-from vcpipe.bench.mini.train.language import Learner, Noise, losses  # noqa: E402
+from vcpipe.bench.mini.train.language import Learner, Noise, Objective, shown  # noqa: E402
+from vcpipe.bench.mini.train.language_batch import Asked, Packed  # noqa: E402
 from vcpipe.bench.mini.train.language_check import rounded  # noqa: E402
 
 VOCABULARY, ENCODER, POSITIONS = 60, 160, 270  # more positions than a block of the state space
@@ -118,25 +120,78 @@ def test_gradients_are_finite_and_reach_every_weight(config):
 
 # ------------------------------------------------------------------------------------------------ training
 def batch(weight: np.ndarray) -> Batch:
-    """Two rows of eight frames; what the text holds is the weight's affair."""
-    pad = np.full((2, 8), PAD)
-    text = np.where(weight > 0.5, 20, pad)
-    words = np.full((1, RECALLED_WORDS), 3)
-    return Batch([], [], text, pad, weight.astype(np.float32), pad * 0 - 1, np.array([[1, 4]]), words, [])
+    """Two rows of 48 frames; what the text holds is the weight's affair. "Five" and "eleven" are to be known in frame 4."""
+    pad = np.full((2, 48), PAD)
+    text, nothing = np.where(weight > 0.5, 20, pad), np.full_like(pad, -1)
+    words, numbers = np.full((1, RECALLED_WORDS), 3), np.array([[5, 11]])
+    speech, echo = [(0, 160, 20, 1.0, 0.5), (1000, 80, 500, 1.1, 1.0)], [(7, 90, 800, 1.0, 2.0)]
+    return Batch(speech, echo, text, pad, weight.astype(np.float32), nothing, np.array([[1, 4]]), words, numbers, [])
+
+
+def unpacked(weight: np.ndarray) -> Asked:
+    ids, weights, _, _ = Packed.of(batch(weight)).to(torch.device("cpu"))
+    return Asked.of(ids, weights)
+
+
+def test_a_batch_travels_as_it_is():
+    weight = np.zeros((2, 48))
+    weight[0, 3] = 1
+    sent = batch(weight)
+    packed = Packed.of(sent)
+    ids, weights, *stretches = packed.to(torch.device("cpu"))
+    asked = Asked.of(ids, weights)
+    for name in ("text", "previous", "prompt", "weight"):
+        np.testing.assert_array_equal(getattr(asked, name).numpy(), getattr(sent, name))
+    assert asked.recall[0].tolist() == [1, 4, *[3] * RECALLED_WORDS, 5, 11]
+    assert len(asked.recall) == 8 and (asked.recall[1:, 2:] < 0).all()
+    for arrived, laid in zip(stretches, (sent.speech, sent.echo), strict=True):
+        expected = Segments.of(laid)
+        assert arrived.total == expected.total
+        assert all(torch.equal(one, other) for one, other in zip(arrived[:-1], expected[:-1], strict=True))
+
+
+def test_more_recalls_than_there_is_room_for_are_left_out():
+    sent = batch(np.zeros((2, 48)))
+    sent.recall_at, sent.recall_words, sent.recall_numbers = (
+        np.repeat(rows, 20, axis=0) for rows in (sent.recall_at, sent.recall_words, sent.recall_numbers)
+    )
+    assert len(Packed.of(sent).whole) == len(Packed.of(batch(np.zeros((2, 48)))).whole)
 
 
 def test_frames_without_weight_do_not_count(config):
     torch.manual_seed(0)
-    learner, encoded, weight = Learner(config, 5, dropout=0.0), torch.randn(2, 8, ENCODER), np.zeros((2, 8))
+    learner, encoded, weight = Learner(config, 5, dropout=0.0), torch.randn(2, 48, ENCODER), np.zeros((2, 48))
     weight[0, 3] = 1
-    text_logits, _ = learner(encoded, torch.full((2, 8), PAD))
-    parts = losses(learner, encoded, batch(weight), 0.2)
+    text_logits, _ = learner(encoded, torch.full((2, 48), PAD))
+    parts = Objective(learner, 0.2, 1.5)(encoded, unpacked(weight))
     expected = torch.nn.functional.cross_entropy(text_logits[0, 3], torch.tensor(20))
     torch.testing.assert_close(parts["text"], expected)
-    torch.testing.assert_close(parts["loss"], expected + 0.05 * parts["function"] + 0.2 * parts["recall"])
+    whole = expected + 0.05 * parts["function"] + 0.2 * parts["recall"] + 1.5 * parts["numbers"]
+    torch.testing.assert_close(parts["loss"], whole)
 
 
-def test_the_head_for_recalled_words_is_not_saved(config, network, tmp_path):
+def test_only_what_is_to_be_recalled_counts(config):
+    torch.manual_seed(0)
+    learner, encoded = Learner(config, 5, dropout=0.0), torch.randn(2, 48, ENCODER)
+    asked = unpacked(np.ones((2, 48)))
+    parts = Objective(learner, 0.2, 1.0)(encoded, asked)
+    _, inside = learner.hidden(learner.fuse(encoded, asked.previous, asked.prompt), learner.middle)
+    words = torch.nn.functional.cross_entropy(
+        learner.recall(inside[1, 4]).view(RECALLED_WORDS, 6), torch.full((10,), 3)
+    )
+    torch.testing.assert_close(parts["recall"], words)
+    numbers = (learner.numbers(inside[1, 4]).view(2, -1) - shown(torch.tensor([5.0, 11.0]))).square().mean()
+    torch.testing.assert_close(parts["numbers"], numbers)
+
+
+def test_numbers_are_shown_by_size_and_digits():
+    found = shown(torch.arange(100.0))
+    assert found.shape == (100, 13)
+    torch.testing.assert_close(found[:, 0], torch.arange(100.0) / 20)
+    torch.testing.assert_close(found[3, [3, 9]], found[73, [3, 9]])  # the circle of ten tells the last digit
+
+
+def test_the_heads_of_training_are_not_saved(config, network, tmp_path):
     from safetensors.torch import save_file
 
     learner = Learner(config, 5, dropout=0.1)

@@ -8,11 +8,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from vcpipe.bench.mini.augment import Segments  # noqa: E402
+from vcpipe.bench.mini.scoring import word_errors  # noqa: E402
 from vcpipe.bench.mini.shape import mini_config  # noqa: E402
 from vcpipe.bench.mini.sound import Bank, Clip  # noqa: E402
 from vcpipe.bench.mini.tokens import Pieces  # noqa: E402
 from vcpipe.bench.mini.train.perception import Learner, Objective, initialise  # noqa: E402
-from vcpipe.bench.mini.train.perception_check import Check, _Set, word_errors  # noqa: E402
+from vcpipe.bench.mini.train.perception_check import Check, _Set  # noqa: E402
 from vcpipe.bench.mini.train.stretches import FRAME, Batch, Layout, Line, Stretches  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vcpipe.bench.mini.conversations import PLAIN, RECALLED_WORDS, Conversations, Habits
-from vcpipe.bench.mini.material import Line, Material, Sounds, SpokenReply
+from vcpipe.bench.mini.material import Line, Material, Sounds, SpokenReply, spoken_numbers
 from vcpipe.bench.mini.shape import EOS, PAD
 from vcpipe.bench.mini.timeline import (
     USER_FRAME,
@@ -46,7 +46,7 @@ def material(tokens) -> Material:
     lines = []
     for i, seconds in enumerate((1.0, 1.5, 2.0)):
         rendering = sounds.add(np.full(int(seconds * USER_RATE), i + 1, np.int16), 0.06)
-        lines.append(Line(f"line {i}", "test", i % 2, (i + 1, 7), [rendering]))
+        lines.append(Line(f"line {i}", "test", i % 2, (i + 1, 7), (i, 20)[: i % 3], [rendering]))
     sounds.close()
     return Material(sounds, replies, lines, [], [], np.full(3, 1 / 3), ["word"] * 8)
 
@@ -161,6 +161,24 @@ def test_the_questions_last_words_come_first_in_what_is_recalled(material, token
     batch = conversations(material, tokens).batch()
     assert batch.recall_words.shape[1] == RECALLED_WORDS and len(batch.recall_at) == len(batch.recall_words) > 10
     assert (batch.recall_words[:, 0] == 7).all() and set(batch.recall_words[:, 1]) <= {1, 2, 3}
+    assert {tuple(row) for row in batch.recall_numbers.tolist()} == {(-1, -1), (1, -1), (2, 20)}
+    assert ((batch.recall_numbers[:, 1] == 20) == (batch.recall_words[:, 1] == 3)).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("what is twenty one plus five", [21, 5]),
+        ("twenty twenty", [20, 20]),
+        ("twenty ten", [20, 10]),
+        ("one two", [1, 2]),
+        ("thirty zero and forty nine", [30, 0, 49]),
+        ("what comes before one hundred", [100]),
+        ("what day is it", []),
+    ],
+)
+def test_numbers_are_found_among_words(text, numbers):
+    assert spoken_numbers(text.split()) == numbers
 
 
 def test_without_questions_nothing_is_said(material, tokens):
