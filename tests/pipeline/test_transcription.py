@@ -273,7 +273,7 @@ def test_a_closed_pipeline_ends_its_transcriptions(start: Callable[..., Pipeline
 class Alone:
     """A transcription whose deliveries the test makes; nothing takes what it feeds."""
 
-    def __init__(self, timeout_s: float = 0.05) -> None:
+    def __init__(self, timeout_s: float = 0.05, tail_s: float = 0.0) -> None:
         self.deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self.fed: list[np.ndarray] = []
         clock = make_clock("file", FrameGeometry().frame_ns)
@@ -284,6 +284,7 @@ class Alone:
             FrameGeometry(),
             FIRST,
             timeout_s,
+            tail_s,
         )
 
     def feed(self, session: str, chunks: list[np.ndarray]) -> None:
@@ -324,6 +325,18 @@ def test_what_does_not_come_back_is_bounded(end: bool) -> None:
     with pytest.raises(StageTimeoutError, match=r"transcription s: nothing came within 0.05 s"):
         list(alone.session.deltas())
     assert time.monotonic() - started < 2
+
+
+def test_silence_follows_what_was_fed_and_nothing_else() -> None:
+    """A tail of 0.1 s is 1600 samples; messages are whole frames, but for the last."""
+    heard, silent = Alone(tail_s=0.1), Alone(tail_s=0.1)
+    heard.session.feed(np.ones(FIRST + 300, np.float32))
+    for alone in (heard, silent):
+        alone.session.close()
+        alone.session.close()
+    assert [len(chunk) for chunk in heard.fed] == [FIRST, 1280, 620]
+    assert np.concatenate(heard.fed).sum() == FIRST + 300
+    assert silent.fed == []
 
 
 def test_an_idle_consumer_waits_for_a_slow_producer_without_complaint() -> None:
