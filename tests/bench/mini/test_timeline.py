@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("scipy")
+
 from vcpipe.bench.mini.conversations import PLAIN, RECALLED_WORDS, Conversations, Habits
 from vcpipe.bench.mini.material import Line, Material, Sounds, SpokenReply, spoken_numbers
 from vcpipe.bench.mini.shape import EOS, PAD
