@@ -97,7 +97,7 @@ def geometry(config: dict[str, Any]) -> FrameGeometry:
 
 
 def is_random(config: dict[str, Any]) -> bool:
-    """Whether the checkpoint says that its weights are random numbers (the embedded one): what it speaks is noise."""
+    """Whether the checkpoint says that weights of it are random numbers: what it speaks is noise."""
     marker = config.get("vcpipe")
     return isinstance(marker, dict) and marker.get("random_weights") is True
 

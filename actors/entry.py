@@ -29,10 +29,14 @@ from vcpipe.schemas.errors import ConfigError, VcpipeError
 from vcpipe.schemas.reports import Beat, Failed, Loading, Ready
 
 _BEAT_S = 1.0
+#: An orphan tries so often to remove the socket folder: its own main thread, or another orphan's, may just make a socket there.
+_REMOVALS = 5
 #: Exit code after Failed was sent; the parent reads the reason from the report.
 EXIT_FAILED = 1
 #: Exit code of an actor whose parent is gone.
 EXIT_ORPHANED = 3
+#: Exit code after the reason was printed, where there was no pipe to report it on.
+EXIT_PRINTED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ def main() -> None:
     except ConfigError as error:
         # There is no pipe to say it on: the parent reads what is printed.
         print(error, flush=True)
-        os._exit(EXIT_FAILED)
+        os._exit(EXIT_PRINTED)
     try:
         _serve(config, wire)
     except Exception as error:
@@ -163,7 +167,9 @@ def _leave_with_parent(ipc_folder: str, parent: int) -> None:
         readable, _, _ = select.select([0], [], [], _BEAT_S)
         if readable and not os.read(0, 1):
             break
-    if ipc_folder:
+    for _ in range(_REMOVALS):
+        if not os.path.isdir(ipc_folder):
+            break
         shutil.rmtree(ipc_folder, ignore_errors=True)
     os._exit(EXIT_ORPHANED)
 

@@ -100,7 +100,8 @@ def _summary(errors: np.ndarray) -> dict[str, float]:
     }
 
 
-def _as_config(pacing: Pacing) -> dict[str, Any]:
+def as_config(pacing: Pacing) -> dict[str, Any]:
+    """What belongs into config.json under ``vcpipe.pacing``."""
     lengths = {name: getattr(pacing, name) for name in ("running", "final")}
     numbers = {name: getattr(pacing, name) for name in ("clause_pause", "sentence_pause", "speech_delay", "end_margin")}
     return {name: [rule.base, rule.letter, rule.vowel_group] for name, rule in lengths.items()} | numbers
@@ -130,7 +131,7 @@ def main(
         pacing, errors = fit(read_corpus(corpus), frame_s)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
-    print(json.dumps({"vcpipe": {"pacing": _as_config(pacing)}}))
+    print(json.dumps({"vcpipe": {"pacing": as_config(pacing)}}))
     for kind, summary in errors.items():
         print(json.dumps({"kind": kind, "frames_off": summary}))
 

@@ -73,6 +73,18 @@ Model = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(metavar="NAME", help="cpu or gpu; default: what MLX prefers.")]
+Tap = Annotated[str | None, typer.Option(metavar="ENDPOINT", help="Publish everything, e.g. tcp://127.0.0.1:5599.")]
+SystemPrompt = Annotated[
+    str | None, typer.Option("--system-prompt", "-p", metavar="TEXT", help="Default: the checkpoint's own.")
+]
+MostSeconds = Annotated[float | None, typer.Option(metavar="S", help="Stop after so much audio.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, a summary last.")]
+InputDevice = Annotated[str | None, typer.Option(metavar="NAME", help="Microphone: its number, or part of its name.")]
+OutputDevice = Annotated[str | None, typer.Option(metavar="NAME", help="Loudspeaker: its number, or part of its name.")]
+TtsHistory = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="The speech decoder sees its last N frames; default: the model's own window."),
+]
 
 
 def _version(wanted: bool) -> None:
@@ -97,14 +109,12 @@ def run(
         Path | None, typer.Option(metavar="OUT.wav", help="Write the speech, 22.05 kHz PCM16.")
     ] = None,
     model: Model = None,
-    system_prompt: Annotated[
-        str | None, typer.Option("--system-prompt", "-p", metavar="TEXT", help="Default: the checkpoint's own.")
-    ] = None,
+    system_prompt: SystemPrompt = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Same seed, same bytes.")] = 0,
     stream: Annotated[
         bool, typer.Option("--stream/--offline", help="Frame by frame, or the whole waveform at once.")
     ] = True,
-    max_streaming_seconds: Annotated[float | None, typer.Option(metavar="S", help="Stop after so much audio.")] = None,
+    max_streaming_seconds: MostSeconds = None,
     extra_seconds: Annotated[
         float, typer.Option(metavar="S", help="Silence appended, so that an answer is not cut.")
     ] = 3.0,
@@ -124,15 +134,10 @@ def run(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a Chrome trace (opens in Perfetto).")
     ] = None,
-    tap: Annotated[
-        str | None, typer.Option(metavar="ENDPOINT", help="Publish everything, e.g. tcp://127.0.0.1:5599.")
-    ] = None,
+    tap: Tap = None,
     device: Device = None,
-    tts_history_frames: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="The speech decoder sees its last N frames; default: the model's own window."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, a summary last.")] = False,
+    tts_history_frames: TtsHistory = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a recording: text on stdout, speech into a WAV."""
     from vcpipe.launch.run import RunOptions
@@ -187,14 +192,9 @@ def serve(
     configure_timeout: Annotated[float, typer.Option(metavar="S", help="Time for session.update.")] = 30.0,
     idle_timeout: Annotated[float, typer.Option(metavar="S", help="Time without a message.")] = 120.0,
     max_message_bytes: Annotated[int, typer.Option(metavar="N", help="Longest message of a client.")] = 2**20,
-    tap: Annotated[
-        str | None, typer.Option(metavar="ENDPOINT", help="Publish everything, e.g. tcp://127.0.0.1:5599.")
-    ] = None,
+    tap: Tap = None,
     device: Device = None,
-    tts_history_frames: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="The speech decoder sees its last N frames; default: the model's own window."),
-    ] = None,
+    tts_history_frames: TtsHistory = None,
 ) -> None:
     """Serve /v1/realtime, and a page to talk to it."""
     from vcpipe.launch.serve import ServeOptions
@@ -260,11 +260,9 @@ def talk(
     ] = None,
     model: Model = None,
     device: Device = None,
-    system_prompt: Annotated[
-        str | None, typer.Option("--system-prompt", "-p", metavar="TEXT", help="Default: the checkpoint's own.")
-    ] = None,
+    system_prompt: SystemPrompt = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Same seed and recording, same bytes.")] = 0,
-    max_streaming_seconds: Annotated[float | None, typer.Option(metavar="S", help="Stop after so much audio.")] = None,
+    max_streaming_seconds: MostSeconds = None,
     pace: Annotated[
         Pace | None,
         typer.Option(metavar="real|fast", help="Send 80 ms every 80 ms, or as the server answers. Default: fast."),
@@ -276,19 +274,15 @@ def talk(
         int, typer.Option(metavar="N", help="Channel of a recording or microphone with several, from 0.")
     ] = 0,
     list_devices: Annotated[bool, typer.Option("--list-devices", help="Print microphones and loudspeakers.")] = False,
-    input_device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Microphone: its number, or part of its name.")
-    ] = None,
-    output_device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Loudspeaker: its number, or part of its name.")
-    ] = None,
+    input_device: InputDevice = None,
+    output_device: OutputDevice = None,
     cushion: Annotated[
         int | None, typer.Option(metavar="FRAMES", help="Speech in hand before it is played, 80 ms each. Default: 3.")
     ] = None,
     half_duplex: Annotated[
         bool, typer.Option("--half-duplex", help="Send silence while the loudspeaker is heard.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, a summary last.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Speak with the model, by microphone or recording; on a server or here."""
     from vcpipe.launch.talk import talk as conversation
@@ -345,14 +339,12 @@ def transcribe(
     clock: Annotated[
         Clock, typer.Option(metavar="file|wall", help="As fast as possible, or as if it were spoken now.")
     ] = Clock.file,
-    input_device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Microphone: its number, or part of its name.")
-    ] = None,
+    input_device: InputDevice = None,
     language: Annotated[
         str | None, typer.Option(metavar="en", help="The model speaks English; it is not told.")
     ] = None,
     device: Device = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, a summary last.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Speech to text, live: a recording, a pipe or the microphone."""
     from vcpipe.launch.transcribe import TranscribeOptions
@@ -394,15 +386,10 @@ def speak(
     ] = None,
     model: Model = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Same seed and text, same bytes.")] = 0,
-    output_device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Loudspeaker: its number, or part of its name.")
-    ] = None,
+    output_device: OutputDevice = None,
     device: Device = None,
-    tts_history_frames: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="The speech decoder sees its last N frames; default: the model's own window."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, a summary last.")] = False,
+    tts_history_frames: TtsHistory = None,
+    as_json: AsJson = False,
 ) -> None:
     """Text to speech: an argument, a file, or a pipe while it is written."""
     from vcpipe.launch.speak import SpeakOptions

@@ -31,7 +31,10 @@ def fail(text: str) -> None:
 
 
 class StreamedText:
-    """Prints a growing text whose end may still be revised: an incomplete character waits until it is whole."""
+    """Prints a growing text whose end may still be revised: an incomplete character waits until it is whole.
+
+    Without the space that a first word's token begins with.
+    """
 
     def __init__(self) -> None:
         self._printed = 0
@@ -40,12 +43,16 @@ class StreamedText:
         """Print what is new and final in the cumulative ``text``."""
         final = text.rstrip(_INCOMPLETE)
         if len(final) > self._printed:
-            print(final[self._printed :], end="", flush=True)
+            print(self._new_in(final), end="", flush=True)
             self._printed = len(final)
 
     def finish(self, text: str) -> None:
         """Print what is left and end the line."""
-        print(text[self._printed :], flush=True)
+        print(self._new_in(text), flush=True)
+
+    def _new_in(self, text: str) -> str:
+        new = text[self._printed :]
+        return new if text[: self._printed].strip() else new.lstrip()
 
 
 class LoadingBar:

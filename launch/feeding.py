@@ -6,6 +6,7 @@ It is fed on a thread of its own, so that text comes while the source is waited 
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
 import threading
 import time
@@ -54,19 +55,22 @@ class Feeder:
         self._can_wait = can_wait
         self._paced = paced
         self._heard_s = 0.0
-        self._went_on = threading.Event()
-        self._stopping = threading.Event()
+        self._stopping = False
+        # Tells the feeding thread to look again. Its put, unlike an event's set, may be interrupted by a signal's handler that
+        # puts as well: Ctrl-C may come while the main thread is in here.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="vcpipe-feeder", daemon=True)
 
     def heard(self, seconds: float) -> None:
         """So much of what was fed is done."""
         self._heard_s = seconds
-        self._went_on.set()
+        if self._wake.empty():
+            self._wake.put(None)
 
     def stop(self) -> None:
-        """Feed nothing more; what was fed is still to be heard. Any thread."""
-        self._stopping.set()
-        self._went_on.set()
+        """Feed nothing more; what was fed is still to be heard. Any thread, and a signal's handler."""
+        self._stopping = True
+        self._wake.put(None)
         self._source.stop()
 
     def _run(self) -> None:
@@ -101,13 +105,14 @@ class Feeder:
         if self.started_at is None:
             self.started_at = time.monotonic()
         if self._paced:
-            self._stopping.wait(max(self.started_at + self.fed_s - time.monotonic(), 0.0))
-        while self._can_wait and self.fed_s - self._heard_s >= _AHEAD_S and not self._stopping.is_set():
-            self._went_on.clear()
-            if self.fed_s - self._heard_s >= _AHEAD_S and not self._stopping.is_set():
-                self._went_on.wait()
+            due = self.started_at + self.fed_s
+            while (left := due - time.monotonic()) > 0 and not self._stopping:
+                with contextlib.suppress(queue.Empty):
+                    self._wake.get(timeout=left)
+        while self._can_wait and self.fed_s - self._heard_s >= _AHEAD_S and not self._stopping:
+            self._wake.get()
         # A microphone has been stopped itself: what it heard before is fed.
-        return not (self._can_wait and self._stopping.is_set())
+        return not (self._can_wait and self._stopping)
 
     def __enter__(self) -> Feeder:
         self._thread.start()

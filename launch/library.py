@@ -28,7 +28,7 @@ def start_pipeline(
 ) -> Pipeline:
     """Start the actors and wait until they are ready. Use it as a context manager, or call ``close()``.
 
-    ``model``: checkpoint folder or Hub name; None takes the embedded one (random weights: its output is noise). ``stages``: all
+    ``model``: checkpoint folder or Hub name; None takes the small one in the package. ``stages``: all
     four; perception alone is enough for transcription, tts and codec for speech.
     ``device``: "cpu", "gpu" or None for MLX's default. ``window``: most frames in flight. ``tap``: endpoint such as
     tcp://127.0.0.1:5599 on which everything is published. ``tts_history_frames``: last positions that the speech decoder sees

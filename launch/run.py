@@ -127,8 +127,6 @@ class _Output:
     _shown: StreamedText = field(default_factory=StreamedText)
 
     def take(self, event: Event) -> None:
-        if self.as_json:
-            print(json.dumps(event.to_json(), ensure_ascii=False), flush=True)
         if event.kind == "user_transcript_delta":
             self.transcript = event.text or ""
         elif event.kind == "assistant_text_delta":
@@ -140,6 +138,9 @@ class _Output:
             self.frames += 1
             if self.writer is not None:
                 self.writer.write(event.samples)
+        # Last: who reads of a frame and interrupts finds its sound in the file.
+        if self.as_json:
+            print(json.dumps(event.to_json(), ensure_ascii=False), flush=True)
 
     def finish(self, wall_s: float, geometry: Any, extra: dict[str, Any]) -> None:
         audio_s = self.frames * geometry.frame_duration_s

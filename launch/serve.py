@@ -72,7 +72,7 @@ def serve(options: ServeOptions) -> None:
         import uvicorn
 
         from vcpipe.launch.server.app import ServerConfig, make_app
-        from vcpipe.launch.server.connection import Limits
+        from vcpipe.launch.server.client_connection import Limits
         from vcpipe.launch.server.http_protocol import StoppingProtocol
         from vcpipe.launch.server.security import Gate, is_loopback
         from vcpipe.launch.server.speech_thread import SpeechLimits

@@ -213,12 +213,12 @@ def _speak(
     figures = _Figures(geometry.frame_duration_s)
 
     def say(chunk: SpeechChunk) -> None:
+        write(chunk.samples)  # first: who reads that a frame was spoken and interrupts finds it in the file
         figures.count(chunk.frames)
         if options.as_json:
             rate = geometry.output_sample_rate
             event = Event("audio", chunk.frame_index, sample_rate=rate, audio_codes=chunk.codes[0])
             _print_json(event.to_json())
-        write(chunk.samples)
 
     def texts_and_rests() -> Iterator[str]:
         for text in texts:

@@ -93,11 +93,12 @@ class Coordinator:
     def fail_all(self, error: VcpipeError) -> None:
         """The pipeline is lost: every session, also one that is still to come, gets the error and ends."""
         self._lost = error
-        for record in self._sessions.values():
+        records = list(self._sessions.values())
+        self._sessions.clear()
+        for record in records:
             if record.state != "dropped":
                 record.deliver(error)
             record.deliver("ended")
-        self._sessions.clear()
 
     # -- time and credit
 
@@ -152,8 +153,9 @@ class Coordinator:
         except FrameContractError as error:
             self._fail(record, error)
         if last:
-            record.deliver("ended")
+            # Forgotten first: who hears "ended" finds nothing of the session left.
             del self._sessions[record.id]
+            record.deliver("ended")
 
     def _fail(self, record: _Record, error: VcpipeError) -> None:
         if record.state != "dropped":

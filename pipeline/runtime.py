@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import zmq
 
+from vcpipe.actors.entry import EXIT_FAILED
 from vcpipe.actors.wire import Sender, bind, new_context, receive
 from vcpipe.pipeline.coordinator import Coordinator, Outgoing
 from vcpipe.pipeline.process import ActorProcess, describe_exit
@@ -32,6 +33,10 @@ from vcpipe.schemas.errors import (
 from vcpipe.schemas.reports import REPORTS, Beat, Failed, Loading, Ready, Stopped
 
 _MAX_WAIT_MS = 200
+#: How long a process that closed its output may take to end. It is busy with nothing but that.
+_EXIT_S = 5.0
+#: How long the report of one that says so by its exit code may be under way, and what any other one said last.
+_FAILED_S = 5.0
 _LAST_WORDS_S = 0.2
 
 #: "data" or "control", and the stage it leads to.
@@ -144,7 +149,6 @@ class PipelineRuntime:
                 self._read_process(self._processes[source])
             else:
                 self._take_report()
-        self._check_beats()
 
     def _wait_ms(self, wake_ns: int | None) -> int:
         if any(self._pending.values()):
@@ -167,7 +171,7 @@ class PipelineRuntime:
         elif isinstance(report, Ready):
             self._stage_ready(report)
         elif isinstance(report, Beat):
-            self.beats[report.stage] = report
+            self._take_beat(report, header.sent_ns)
         elif isinstance(report, Failed):
             self._failures[report.stage] = report
         elif not isinstance(report, Stopped):
@@ -218,8 +222,8 @@ class PipelineRuntime:
             self._lose_stage(process)
 
     def _lose_stage(self, process: ActorProcess) -> None:
-        code = process.wait(_LAST_WORDS_S)
-        self._drain_last_words(process.stage)
+        code = process.wait(_EXIT_S)
+        self._drain_last_words(process.stage, _FAILED_S if code == EXIT_FAILED else _LAST_WORDS_S)
         failed = self._failures.get(process.stage)
         kind = ActorDiedError if process.stage in self.ready else ActorStartupError
         if failed is not None and failed.expected:
@@ -233,18 +237,18 @@ class PipelineRuntime:
             message += f"; its last words:\n{process.output_tail}"
         self._lose(kind(message))
 
-    def _drain_last_words(self, stage: str) -> None:
-        deadline = time.monotonic() + _LAST_WORDS_S
+    def _drain_last_words(self, stage: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
         while stage not in self._failures and (left := deadline - time.monotonic()) > 0:
             if self._reports.poll(int(left * 1e3)):
                 self._take_report()
 
-    def _check_beats(self) -> None:
-        now_ns = time.monotonic_ns()
-        for beat in self.beats.values():
-            if beat.busy_since_ns and now_ns - beat.busy_since_ns > self._step_timeout_s * 1e9 and not self._stopping:
-                text = f"{beat.stage} has been in one step for more than {self._step_timeout_s:g} s"
-                self._lose(StageTimeoutError(text))
+    def _take_beat(self, beat: Beat, sent_ns: int) -> None:
+        self.beats[beat.stage] = beat
+        # By the time at which the stage said so: the step may have ended since.
+        if beat.busy_since_ns and sent_ns - beat.busy_since_ns > self._step_timeout_s * 1e9 and not self._stopping:
+            text = f"{beat.stage} has been in one step for more than {self._step_timeout_s:g} s"
+            self._lose(StageTimeoutError(text))
 
     def _lose(self, error: VcpipeError) -> None:
         if self.failure is None:

@@ -6,6 +6,7 @@ import queue
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from threading import Lock
 from types import TracebackType
 from typing import Any
@@ -21,7 +22,7 @@ from vcpipe.schemas.geometry import MAX_BACKLOG_S, FrameGeometry
 from vcpipe.schemas.reports import Transcribed, Transcript
 from vcpipe.schemas.streaming import TranscriptDelta, check_decode_tokens, checked_pcm
 
-#: Silence to hear after a recording: a causal recogniser says a word up to half a second after its end.
+#: Silence to hear after a turn's end, in seconds: a causal recogniser says a word up to half a second after its end.
 TAIL_SILENCE_S = 0.64
 
 #: Longest wait of a step for what is on its way.
@@ -86,6 +87,7 @@ class LiveTranscription:
         self._pending = np.zeros(0, np.float32)
         self._chunks_fed = 0
         self._samples_fed = 0
+        self._audio_samples = 0  # of them, those that are no silence of the tail
         self._closed = False
         self._done = False
         self._error: VcpipeError | None = None
@@ -107,6 +109,7 @@ class LiveTranscription:
                     f"({MAX_BACKLOG_S:.0f} s) may wait. Nothing of this chunk was taken"
                 )
             self._samples_fed += pcm.size
+            self._audio_samples += pcm.size
             self._pending = np.concatenate([self._pending, pcm])
             if chunks := self._cut():
                 self._commands.feed(self._turn.id, chunks)
@@ -157,7 +160,8 @@ class LiveTranscription:
     @property
     def heard_s(self) -> float:
         """Seconds of input whose texts have all been given: no later one begins before. For the consumer's thread."""
-        return max(self._turn.track.frames_taken - 1, 0) * self._geometry.frame_duration_s
+        frames = min(self._turn.track.frames_taken, self._last_frame)
+        return max(frames - 1, 0) * self._geometry.frame_duration_s
 
     def step(self, *, max_decode_tokens: int = 4) -> list[str]:
         """The next texts that came, at most ``max_decode_tokens``: one an encoder frame at most, its tokens joined.
@@ -249,11 +253,23 @@ class LiveTranscription:
             raise delivery
         elif isinstance(delivery, Event) and delivery.kind == "user_transcript_delta":
             assert delivery.delta is not None
-            return TranscriptDelta.of_frame(delivery.delta, delivery.frame_index, self._geometry.frame_duration_s)
+            return self._delta(delivery.delta, delivery.frame_index)
         elif isinstance(delivery, Event) and delivery.kind == "done":
             self._frames = delivery.frame_index
             self._done = True
         return None
+
+    def _delta(self, text: str, frame_index: int) -> TranscriptDelta:
+        """Text of an encoder frame. What comes only in the silence after the end was said in the last frame of the input."""
+        said = TranscriptDelta.of_frame(text, min(frame_index, self._last_frame), self._geometry.frame_duration_s)
+        return replace(
+            said, frame_index=frame_index, end_s=min(said.end_s, self._audio_samples / self.input_sample_rate)
+        )
+
+    @property
+    def _last_frame(self) -> int:
+        """The encoder frame whose time holds the last sample that was fed so far."""
+        return -(-self._audio_samples // self._geometry.frame_samples)
 
     # -- PCM to messages
 

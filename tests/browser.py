@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-#: Bound of the start, and of every answer (s).
-PATIENCE_S = 30.0
+#: Bound of the start, of every answer and of every wait (s).
+PATIENCE_S = 60.0
 
 _FLAGS = [
     "--headless",
@@ -79,7 +79,7 @@ class Browser:
         assert "exceptionDetails" not in done, done["exceptionDetails"]["exception"]["description"]
         return done["result"].get("value")
 
-    def wait(self, expression: str, within_s: float = 15.0) -> Any:
+    def wait(self, expression: str, within_s: float = PATIENCE_S) -> Any:
         """Until the expression is true; its value."""
         deadline = time.monotonic() + within_s
         # The page asks itself, once a picture: nothing has to sleep here.
@@ -149,7 +149,7 @@ def _tab(folder: Path, process: subprocess.Popen[bytes]) -> str:
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError, ValueError, IndexError):
             port = int(port_file.read_text().splitlines()[0])
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=PATIENCE_S) as answer:
                 tabs = [tab for tab in json.load(answer) if tab["type"] == "page"]
             return str(tabs[0]["webSocketDebuggerUrl"])
         with contextlib.suppress(subprocess.TimeoutExpired):

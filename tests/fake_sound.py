@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 #: Bound of every wait, in seconds.
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class PortAudioError(Exception):

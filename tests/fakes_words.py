@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 from fakes import FakeSession, FakeStage
 
@@ -25,6 +26,7 @@ class ScriptedSession(FakeSession):
     def _perception(self, message: PcmFrame, emit: Emitter) -> None:
         text = json.loads(os.environ["FAKE_WORDS"]).get(str(self._frame))
         if text == "!":
+            time.sleep(0.2)  # what was said before is sent by another thread
             os._exit(9)
         if text is not None:
             emit.report(Transcript(text))

@@ -13,7 +13,7 @@ import numpy as np
 from websockets.sync.server import ServerConnection, serve
 
 #: Bound of every wait, in seconds.
-PATIENCE_S = 20
+PATIENCE_S = 60
 FRAME, ANSWER = 1280, 1764
 
 

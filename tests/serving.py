@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import queue
 import socket
 import threading
@@ -17,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import uvicorn
+from waiting import PATIENCE_S, wait_until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from vcpipe.launch.server.app import ServerConfig, make_app
-from vcpipe.launch.server.connection import Limits
+from vcpipe.launch.server.client_connection import Limits
 from vcpipe.launch.server.engine import Hooks, Start
 from vcpipe.launch.server.http_protocol import StoppingProtocol
 from vcpipe.launch.server.security import Gate
@@ -34,10 +36,72 @@ from vcpipe.schemas.geometry import FrameGeometry
 
 FRAME = 1280
 MODEL = "tiny"
-TIMEOUT_S = 10.0
+#: After so long a server that is stopped breaks off what has not ended by itself; no test waits for that.
+STOP_S = 30
+#: Of a conversation, what tells how far it came.
+AUDIO_AND_ENDS = (
+    "response.audio.delta",
+    "input_audio_buffer.committed",
+    "response.done",
+    "response.cancelled",
+    "error",
+)
+
+
+# -------------------------------------------------------------------------------------------------------------- the limits
+def patient(**fields: Any) -> Limits:
+    """Limits that only a test which is about them runs into. ``fields``: others than these."""
+    patience = {"configure_s": PATIENCE_S, "idle_s": PATIENCE_S, "send_s": PATIENCE_S, "teardown_s": PATIENCE_S}
+    return Limits(**(patience | fields))
+
+
+@contextmanager
+def changed(limits: Any, **fields: float) -> Iterator[None]:
+    """Other limits for those who live under them already, until the block is left.
+
+    So a client is where it should be before a short one begins to count.
+    """
+    before = {name: getattr(limits, name) for name in fields}
+    _set(limits, fields)
+    try:
+        yield
+    finally:
+        _set(limits, before)
+
+
+def _set(frozen: Any, fields: dict[str, float]) -> None:
+    for name, value in fields.items():
+        object.__setattr__(frozen, name, value)
 
 
 # ------------------------------------------------------------------------------------------------- a pipeline of arithmetic
+class Turnstile:
+    """Lets frames out: all of them, or as many as a test allows."""
+
+    def __init__(self) -> None:
+        self._left = math.inf
+        self._changed = threading.Condition()
+
+    def allow(self, count: float) -> None:
+        """So many frames from now on."""
+        with self._changed:
+            self._left = count
+            self._changed.notify_all()
+
+    def pass_one(self, given_up: Callable[[], bool]) -> bool:
+        """Wait until a frame may come out; False where it was given up, which :meth:`wake` tells."""
+        with self._changed:
+            self._changed.wait_for(lambda: given_up() or self._left > 0)
+            if given_up():
+                return False
+            self._left -= 1
+            return True
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
 class FakeSession:
     """A session whose frames come out ``frame_s`` after the one before, with what its input tells: its first sample."""
 
@@ -71,6 +135,7 @@ class FakeSession:
     def abort(self) -> None:
         self.closed = True
         self._aborted.set()
+        self._pipeline.turnstile.wake()
         self._inputs.put("abort")
 
     @property
@@ -96,7 +161,7 @@ class FakeSession:
                 yield from self._frame(said)
 
     def _frame(self, pcm: np.ndarray) -> Iterator[Event]:
-        if self._aborted.wait(self._pipeline.frame_s):
+        if self._aborted.wait(self._pipeline.frame_s) or not self._pipeline.turnstile.pass_one(self._aborted.is_set):
             return
         index = self.frames_done
         text = f"<{pcm[0]:.3f}>"
@@ -117,7 +182,10 @@ class FakeSession:
 
 
 class FakePipeline:
-    """Opens FakeSessions; every delay and fault is an attribute that a test sets."""
+    """Opens FakeSessions; every delay and fault is an attribute that a test sets.
+
+    What must not happen before something else has is held: frames by :meth:`allow`, an opening or closing by its event.
+    """
 
     def __init__(self) -> None:
         self.geometry = FrameGeometry()
@@ -129,7 +197,10 @@ class FakePipeline:
 
     def reset(self) -> None:
         self.frame_s = 0.0
-        self.open_s = 0.0
+        self.turnstile = Turnstile()
+        self.openings = 0  # begun
+        self.open_may_end = threading.Event()
+        self.open_may_end.set()
         self.refuse: str | None = None
         self.opened: list[FakeSession] = []
         self.closed: list[str] = []
@@ -143,8 +214,19 @@ class FakePipeline:
         hooks.on_start(self)
         return self
 
+    def allow(self, frames: float) -> None:
+        """Let so many frames out, of all sessions together."""
+        self.turnstile.allow(frames)
+
+    def release(self) -> None:
+        """Hold nothing."""
+        self.allow(math.inf)
+        self.open_may_end.set()
+        self.close_may_end.set()
+
     def open_session(self, options: SessionOptions) -> FakeSession:
-        time.sleep(self.open_s)
+        self.openings += 1
+        self.open_may_end.wait()
         if self.refuse is not None:
             raise VcpipeError(self.refuse)
         session = FakeSession(self, options)
@@ -168,8 +250,9 @@ class RunningServer:
 
     def connect(self, query: str = "", path: str = "/v1/realtime", **options: Any) -> Client:
         options = {
-            "open_timeout": TIMEOUT_S,
-            "close_timeout": 2.0,
+            "open_timeout": PATIENCE_S,
+            "close_timeout": PATIENCE_S,
+            "ping_interval": None,
             "max_size": None,
             "compression": None,
             "max_queue": None,
@@ -187,7 +270,7 @@ class RunningServer:
     def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
         request = urllib.request.Request(self.http + path, method=method, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
                 return response.status, dict(response.headers), response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -207,7 +290,7 @@ def running_server(
     **config_fields: Any,
 ) -> Iterator[RunningServer]:
     """Serve on a free port of the loopback until the block is left. ``config_fields``: more of ServerConfig's."""
-    app = make_app(start, ServerConfig(MODEL, max_sessions, limits or Limits(), **config_fields), gate)
+    app = make_app(start, ServerConfig(MODEL, max_sessions, limits or patient(), **config_fields), gate)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app,
@@ -215,7 +298,7 @@ def running_server(
         ws=LingeringProtocol,
         ws_max_size=max_message_bytes,
         ws_per_message_deflate=False,
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=STOP_S,
         log_config=None,
         access_log=False,
     )
@@ -223,20 +306,12 @@ def running_server(
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     try:
-        until(lambda: server.started)
+        wait_until(lambda: server.started)
         yield RunningServer(listener.getsockname()[1], app)
     finally:
         server.should_exit = True
-        thread.join(TIMEOUT_S)
+        thread.join(2 * PATIENCE_S)
         assert not thread.is_alive()
-
-
-def until(true: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.005)
 
 
 # ---------------------------------------------------------------------------------------------------------------- a client
@@ -259,7 +334,7 @@ class Client:
         data = np.rint(pcm * 32768).astype("<i2").tobytes()
         self.send("input_audio_buffer.append", audio=base64.b64encode(data).decode(), **fields)
 
-    def receive(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    def receive(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         return json.loads(self.socket.recv(timeout=timeout_s))
 
     def expect(self, kind: str) -> dict[str, Any]:

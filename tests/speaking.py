@@ -1,26 +1,33 @@
-"""A voice of plain arithmetic for a server's speech routes: real turns and pacing, made-up frames."""
+"""A voice of plain arithmetic for a server's speech routes, real turns and pacing, made-up frames; and what its clients do."""
 
 from __future__ import annotations
 
+import base64
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from serving import FakePipeline
+from serving import Client, FakePipeline, RunningServer
+from waiting import PATIENCE_S
 
 from vcpipe.actors.checkpoint import load_tokenizer
 from vcpipe.actors.speech.frames import TextFrames
 from vcpipe.actors.speech.pacing import Pacing
 from vcpipe.actors.speech.turns import SpeechTurns
+from vcpipe.launch.server.speech_thread import SpeechLimits
 from vcpipe.schemas.errors import VcpipeError
 from vcpipe.schemas.speech import SpeechChunk, SpeechOptions
 
 CHECKPOINT = Path(__file__).parent / "data" / "tiny" / "bf16"
 PAD, EOS = 12, 2
 SAMPLES = 1764
+#: A client that is slow to write pauses nowhere, one that is slow to acknowledge loses nothing.
+LIMITS = SpeechLimits(turn_s=20.0, pause_s=PATIENCE_S, stall_s=PATIENCE_S, characters=500, turns=3)
+TEXT = "The capital of France is Paris."
+STREAM = "/v1/audio/speech/stream"
 
 
 class FakeEngine:
@@ -54,11 +61,12 @@ class FakeEngine:
         return []
 
     def wait(self) -> SpeechChunk | None:
-        deadline = time.monotonic() + self._pipeline.frame_s
         with self._changed:
             assert self._ids or self._stopped
-            while not self._stopped and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
+            self._changed.wait_for(lambda: self._stopped, self._pipeline.frame_s)
+        if not self._pipeline.turnstile.pass_one(lambda: self._stopped):
+            return None
+        with self._changed:
             if self._stopped:
                 return None
             token = self._ids.popleft()
@@ -76,10 +84,22 @@ class FakeEngine:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+        self._pipeline.turnstile.wake()
 
     def close(self) -> None:
         self.stop()
         self.closed = True
+
+
+class FakeTurns(SpeechTurns):
+    """Real turns that tell whether they wait in silence."""
+
+    at_rest = False
+
+    def rest(self) -> list[SpeechChunk]:
+        chunks = super().rest()
+        self.at_rest = not self.frames_waiting
+        return chunks
 
 
 class SpeakingPipeline(FakePipeline):
@@ -91,12 +111,14 @@ class SpeakingPipeline(FakePipeline):
         self.fault: Exception = VcpipeError("codec: this frame cannot be")
         self.frames_made = 0
         self.voices: list[FakeEngine] = []
+        self.turns: list[FakeTurns] = []
 
     def open_speech(self, options: SpeechOptions) -> SpeechTurns:
         engine = FakeEngine(self)
         self.voices.append(engine)
         text = TextFrames(load_tokenizer(CHECKPOINT), Pacing(), PAD, EOS, options)
-        return SpeechTurns(engine, text, options)
+        self.turns.append(FakeTurns(engine, text, options))
+        return self.turns[-1]
 
     def said(self, text: str, seed: int = 0) -> np.ndarray:
         """The samples that a text becomes where nothing interrupts it."""
@@ -109,3 +131,40 @@ class SpeakingPipeline(FakePipeline):
     @property
     def all_closed(self) -> bool:
         return all(voice.closed for voice in self.voices)
+
+
+# ----------------------------------------------------------------------------------------------------- clients of the stream
+def connect(server: RunningServer, query: str = "", **options: Any) -> Client:
+    client = server.connect(query, STREAM, **options)
+    client.expect("session.created")
+    return client
+
+
+def push(client: Client, *pieces: str, **fields: Any) -> str:
+    """Append pieces of text; returns the turn's id."""
+    for piece in pieces:
+        client.send("input_text.append", text=piece, **fields)
+    return client.until("input_text.appended")[-1]["turn_id"]
+
+
+def sound(messages: list[dict[str, Any]]) -> bytes:
+    deltas = [message for message in messages if message["type"] == "speech.audio.delta"]
+    return b"".join(base64.b64decode(message["delta"]) for message in deltas)
+
+
+def say(client: Client, *pieces: str) -> list[dict[str, Any]]:
+    """A whole turn; returns all messages up to its end, every sound acknowledged."""
+    for piece in pieces:
+        client.send("input_text.append", text=piece)
+    client.send("input_text.done")
+    return hear(client)
+
+
+def hear(client: Client) -> list[dict[str, Any]]:
+    """Acknowledge sound up to the end of a turn."""
+    messages: list[dict[str, Any]] = []
+    while not messages or messages[-1]["type"] != "speech.audio.done":
+        messages.append(client.receive())
+        if messages[-1]["type"] == "speech.audio.delta":
+            client.send("speech.audio.ack", sequence=messages[-1]["sequence"])
+    return messages

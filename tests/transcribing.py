@@ -1,7 +1,7 @@
 """A server that transcribes, on real actors of plain arithmetic (tests/fakes.py), and clients to try it with.
 
 A fake says one text for every second message of samples: "w0", " w2", ... and at a turn's end " end". A message is a frame's
-1280 samples, but for a first one of 256.
+1280 samples, but for a first one of 256. A server lets each turn be followed by silence of TAIL messages.
 """
 
 from __future__ import annotations
@@ -14,18 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from fakes import FAKES
 from serving import Client, RunningServer, running_server
 
 from vcpipe.launch.server.engine import Hooks
 from vcpipe.pipeline.pipeline import Pipeline
+from vcpipe.pipeline.transcription import TAIL_SILENCE_S
 from vcpipe.schemas.config import PipelineConfig
 from vcpipe.schemas.geometry import STAGES
 
 CHECKPOINT = Path(__file__).parent / "data" / "tiny" / "bf16"
 FRAME, FIRST, RATE = 1280, 256, 16000
+TAIL = round(TAIL_SILENCE_S * RATE / FRAME)
 DELTA = "conversation.item.input_audio_transcription.delta"
 COMPLETED = "conversation.item.input_audio_transcription.completed"
+COMMITTED = "input_audio_buffer.committed"
+DONE = "conversation.item.done"
+#: For ``pytest.mark.parametrize``: what the query of a route ends with.
+DIALECTS = [pytest.param("", id="native"), pytest.param("&dialect=openai", id="openai")]
 
 
 def messages(count: int) -> int:
@@ -34,21 +41,24 @@ def messages(count: int) -> int:
 
 
 def said(count: int) -> str:
-    """What the fake says for them, and for the end of the turn."""
-    return "".join(f" w{index}" for index in range(0, count, 2)).lstrip() + " end"
+    """What the fake says for them, for the silence behind them, and for the end of the turn."""
+    return "".join(f" w{index}" for index in range(0, count + TAIL, 2)).lstrip() + " end"
 
 
 @contextmanager
 def transcribing_server(
-    *, fakes: bool = True, stages: tuple[str, ...] = STAGES, pipeline: Pipeline | None = None, **options: Any
+    *,
+    modules: dict[str, str] | None = FAKES,
+    stages: tuple[str, ...] = STAGES,
+    pipeline: Pipeline | None = None,
+    **options: Any,
 ) -> Iterator[RunningServer]:
-    """A server on a pipeline of its own, or on one that lives longer."""
+    """A server on a pipeline of its own, or on one that lives longer. ``modules``: of fakes; None: the tiny checkpoint."""
 
     def start(hooks: Hooks) -> Any:
         if pipeline is not None:
             return _Lent(pipeline)
         config = PipelineConfig(CHECKPOINT, stages=stages, device="cpu")
-        modules = FAKES if fakes else None
         return Pipeline(config, hooks.on_progress, hooks.listener, modules=modules, on_start=hooks.on_start)
 
     with running_server(start, **options) as server:
@@ -91,9 +101,9 @@ def transcribing(server: RunningServer, query: str = "?intent=transcription", **
 def turn_of(received: list[dict[str, Any]]) -> str:
     """The text of a turn whose messages are all there and in order."""
     kinds = [message["type"] for message in received]
-    assert kinds[0] == "conversation.item.added" and kinds[-2:] == [COMPLETED, "conversation.item.done"], kinds
-    assert set(kinds[1:-2]) <= {DELTA, "input_audio_buffer.committed"}
-    assert kinds.count("input_audio_buffer.committed") == 1
+    assert kinds[0] == "conversation.item.added" and kinds[-2:] == [COMPLETED, DONE], kinds
+    assert set(kinds[1:-2]) <= {DELTA, COMMITTED}
+    assert kinds.count(COMMITTED) == 1
     ids = {message.get("item_id") or message["item"]["id"] for message in received}
     assert len(ids) == 1
     text = "".join(message["delta"] for message in received if message["type"] == DELTA)

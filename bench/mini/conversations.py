@@ -22,8 +22,8 @@ _BUSY_BEFORE, _SHARP_BEFORE = 25, 6
 #: The last words of a question, the last one first, that the network has to be able to tell before it replies, and when.
 RECALLED_WORDS = 10
 
-#: Numbers of a question that are to be known then too.
-RECALLED_NUMBERS = 2
+#: Numbers of a question that are to be known then too; the one in its reply is, so many frames later.
+RECALLED_NUMBERS, RESULT_LATER = 2, 2
 _RECALLED_FRAMES = (-3, -2, -1)
 
 
@@ -60,8 +60,8 @@ class Batch:
     """``speech``: what users say; ``echo``: what the assistant says, at full level, where users hear it in their microphones.
 
     ``text``, ``previous``, ``prompt`` (-1: none): (B, T) ids; ``weight`` (B, T); ``recall_at``: row and frame, ``recall_words``
-    and ``recall_numbers`` (-1: none) what is to be known there; ``replies``: (row, reply, frame until which nothing else is
-    said).
+    and ``recall_numbers`` (-1: none) what is to be known there, ``recall_results`` (-1: none) what RESULT_LATER frames later;
+    ``replies``: (row, reply, frame until which nothing else is said).
     """
 
     speech: list[Laid]
@@ -73,6 +73,7 @@ class Batch:
     recall_at: np.ndarray  # (Q, 2)
     recall_words: np.ndarray  # (Q, RECALLED_WORDS)
     recall_numbers: np.ndarray  # (Q, RECALLED_NUMBERS)
+    recall_results: np.ndarray  # (Q,)
     replies: list[tuple[int, Reply, int]]
 
 
@@ -204,6 +205,7 @@ class _Row:
         self.recall_at: list[int] = []
         self.recall_words: list[np.ndarray] = []
         self.recall_numbers: list[tuple[int, ...]] = []
+        self.recall_results: list[int] = []
         self.replies: list[tuple[Reply, int]] = []
 
     def put(
@@ -248,7 +250,7 @@ class _Row:
         self.weight[frames] = np.maximum(self.weight[frames], weight)
 
     def _recall(self, line: Line, due: int) -> None:
-        """The words and numbers that have to be known just before a reply."""
+        """The words and numbers that have to be known just before a reply, and the number that it tells."""
         numbers = (*line.numbers, *[-1] * RECALLED_NUMBERS)[:RECALLED_NUMBERS]
         words = np.zeros(RECALLED_WORDS, np.int64)
         last = line.words[::-1][:RECALLED_WORDS]
@@ -258,6 +260,7 @@ class _Row:
                 self.recall_at.append(due + frame)
                 self.recall_words.append(words)
                 self.recall_numbers.append(numbers)
+                self.recall_results.append(line.result if due + frame + RESULT_LATER < self.frames else -1)
 
 
 def _stack(rows: list[_Row]) -> Batch:
@@ -274,6 +277,7 @@ def _stack(rows: list[_Row]) -> Batch:
         recall_at=np.array(where, np.int64).reshape(-1, 2),
         recall_words=np.array(words, np.int64).reshape(-1, RECALLED_WORDS),
         recall_numbers=np.array(numbers, np.int64).reshape(-1, RECALLED_NUMBERS),
+        recall_results=np.array([result for row in rows for result in row.recall_results], np.int64),
         replies=[(i, reply, until) for i, row in enumerate(rows) for reply, until in row.replies],
     )
 

@@ -22,11 +22,11 @@ import numpy as np
 
 from vcpipe.actors.checkpoint import read_config, resolve_checkpoint
 from vcpipe.actors.perception.mel import slaney_filters
-from vcpipe.bench.embedded_shapes import Shapes, tensor_shapes
-from vcpipe.bench.make_embedded import load_stage, write_json, write_weights
+from vcpipe.bench.folders import load_stage, write_json, write_weights
 from vcpipe.bench.mini.card import model_card
 from vcpipe.bench.mini.shape import BOS, EOS
 from vcpipe.bench.mini.tokens import TextTokens
+from vcpipe.bench.tensor_shapes import Shapes, tensor_shapes
 from vcpipe.launch.console import warn
 from vcpipe.schemas.errors import VcpipeError, WeightsError
 from vcpipe.schemas.geometry import STAGES
@@ -174,7 +174,8 @@ def export(
     for name in _START_FILES:
         shutil.copyfile(start / name, out / name)
     source = json.loads((start / "config.json").read_text(encoding="utf-8"))
-    source["vcpipe"] = {"random_weights": any(run is None for run in runs.values())}
+    if any(run is None for run in runs.values()):
+        source.setdefault("vcpipe", {})["random_weights"] = True
     write_json(out / "config.json", source)
     config = read_config(out)
     arrays = join(runs, config, TextTokens(out))

@@ -2,12 +2,16 @@
 
 Whisper tiny.en: Radford et al. 2022, run by CTranslate2 in int8. DistillMOS: Stahl and Gamper 2025, a small model of the mean
 opinion score, 1 to 5.
+
+    python -m vcpipe.bench.mini.judge RECORDING --text "What it should say." [--json]
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.resources
+import json
 import re
 import sys
 import types
@@ -19,7 +23,8 @@ import numpy as np
 
 from vcpipe.bench.mini.scoring import word_errors
 from vcpipe.bench.mini.wordings import ORDINALS, number
-from vcpipe.schemas.errors import ConfigError
+from vcpipe.launch.audio_io import AudioReader
+from vcpipe.schemas.errors import ConfigError, VcpipeError
 
 RATE = 16000
 
@@ -139,3 +144,37 @@ class DistillMos:
         """1 to 5 for (n,) float32 at 16 kHz."""
         with self._torch.inference_mode():
             return float(self._model(self._torch.from_numpy(np.ascontiguousarray(samples, np.float32))[None]))
+
+
+# ------------------------------------------------------------------------------------------------ one recording
+def judge(recording: str, text: str) -> dict[str, Any]:
+    """What is heard in a file, how many percent of the words of ``text`` that gets wrong, and how natural it sounds."""
+    with AudioReader(recording) as reader:
+        samples = np.concatenate([*reader.chunks(), np.zeros(0, np.float32)])
+    wanted, heard = scored_words(text), Whisper().hear(samples, text)
+    if not wanted:
+        raise ConfigError(f"there are no words in {text!r}")
+    errors = word_errors(wanted, scored_words(heard))
+    rating = round(DistillMos().rate(samples), 2)
+    return {"heard": heard, "word_error_percent": round(100 * errors / len(wanted), 1), "distillmos": rating}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Judge a recording of speech.")
+    parser.add_argument("recording")
+    parser.add_argument("--text", required=True, help="what it should say")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    try:
+        found = judge(options.recording, options.text)
+    except VcpipeError as error:
+        raise SystemExit(f"error: {error}") from None
+    if options.json:
+        print(json.dumps(found))
+    else:
+        print(f"heard: {found['heard']}")
+        print(f"word error rate {found['word_error_percent']:g} %, DistillMOS {found['distillmos']:g}")
+
+
+if __name__ == "__main__":
+    main()

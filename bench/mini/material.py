@@ -6,7 +6,6 @@ training begins; so are lines without sense, which teach that not everything has
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,20 +16,32 @@ from pathlib import Path
 import numpy as np
 from scipy.signal import resample_poly
 
+from vcpipe.bench.mini import wordings
 from vcpipe.bench.mini.corpus import Item, items, reply_to, transcript
 from vcpipe.bench.mini.sound import Bank, Clip, Splicer, load_answers, load_users
 from vcpipe.bench.mini.timeline import REPLY_RATE, USER_RATE, Reply
 from vcpipe.bench.mini.tokens import TextTokens
-from vcpipe.bench.mini.wordings import ONES, TENS, further_sums
+from vcpipe.bench.mini.wordings import ONES, TENS
 
 #: Silence after the last word of a spliced line, as recorded questions have it, and how late their first word begins, in s.
 _TAIL, _ONSET = 0.05, 0.06
 
-#: Lines of one intent are asked with a frequency that grows slower than their number.
+#: Lines of one intent are asked with a frequency that grows slower than their number, and calculations more often: they are
+#: most of what is asked in an evaluation, and products are the hardest.
 _INTENT_POWER = 0.75
+_EMPHASIS = {
+    "arithmetic_plus": 1.2,
+    "arithmetic_minus": 1.4,
+    "arithmetic_times": 2.0,
+    "further_plus": 0.35,
+    "further_minus": 0.35,
+    "further_times": 0.7,
+}
 
 #: Share of the senseless lines among all that are asked.
 _SENSELESS = 0.04
+
+_NUMBERS = {word: n for n, word in enumerate(ONES)} | {word: 20 + 10 * i for i, word in enumerate(TENS)}
 
 #: Beginnings and ends of these intents might be put together to something with sense.
 _OF_NUMBERS = ("arithmetic", "bare", "bigger", "double", "even", "half", "number", "sum")
@@ -40,7 +51,9 @@ _OF_NUMBERS = ("arithmetic", "bare", "bigger", "double", "even", "half", "number
 class Line:
     """A question. ``spoken`` and ``spliced`` index renderings; ``reply`` the replies; ``words``: ids of its transcript.
 
-    ``numbers``: the numbers in it, two at most; of a calculation the first and the second operand, in whatever order they come.
+    ``numbers``: the numbers in it, two at most, the larger first: a product does not depend on their order, and nothing is
+    taken from less.
+    ``result``: the number that the reply tells last, 100 at most, or -1.
     """
 
     text: str
@@ -48,6 +61,7 @@ class Line:
     reply: int
     words: tuple[int, ...]
     numbers: tuple[int, ...] = ()
+    result: int = -1
     spoken: list[int] = field(default_factory=list)
     spliced: list[int] = field(default_factory=list)
 
@@ -103,15 +117,15 @@ class Material:
 class Amounts:
     """How much to splice: renderings of a line that was never spoken and of one that was, senseless lines, test lines.
 
-    ``further``: calculations outside the domain that help to learn those within; ``lines``: take so many spoken and spliced
-    lines only, for trials.
+    ``further``: calculations outside the domain that help to learn those within, about as many of each kind; ``lines``: take so
+    many spoken and spliced lines only, for trials.
     """
 
     unspoken: int = 3
     spoken: int = 1
     senseless: int = 1500
     held: int = 300
-    further: int = 3000
+    further: int = 6000
     lines: int | None = None
 
 
@@ -124,15 +138,14 @@ def load_material(corpus: Path, tokens: TextTokens, amounts: Amounts, seed: int)
     vocabulary = sorted({word for item in known for word in transcript(item.question).split()})
     word_id = {word: i for i, word in enumerate(vocabulary, 1)}
 
-    further = [each for each in further_sums() if each.answer in reply_of]
-    further = [further[i] for i in rng.permutation(len(further))[: amounts.further]]
-    compositions = {item.question: item.composition for item in known}
-    compositions |= {each.question: each.composition or "" for each in further}
+    further = _further(amounts.further, rng, reply_of)
 
     def line(text: str, answer: str, intent: str) -> Line:
         words = transcript(text).split()
-        numbers = _operands(compositions.get(text, "")) or tuple(spoken_numbers(words)[:2])
-        return Line(text, intent, reply_of[answer], tuple(word_id.get(word, 0) for word in words), numbers)
+        numbers = tuple(sorted(spoken_numbers(words)[:2], reverse=True))
+        told = [number for number in spoken_numbers(transcript(answer).split()) if number <= 100]
+        ids = tuple(word_id.get(word, 0) for word in words)
+        return Line(text, intent, reply_of[answer], ids, numbers, told[-1] if told else -1)
 
     train = {item.question: line(item.question, item.answer, item.intent) for item in known if item.split == "train"}
     dev: list[Line] = []
@@ -153,14 +166,14 @@ def load_material(corpus: Path, tokens: TextTokens, amounts: Amounts, seed: int)
     sorry = next(item.answer for item in known if item.intent == "unknown")
     texts = _senseless([item for item in known if item.split == "train"], amounts.senseless, rng)
     lines += [line(text, sorry, "senseless") for text in texts]
-    lines += [line(each.question, each.answer, "further") for each in further]
+    lines += [line(each.question, each.answer, each.intent) for each in further]
     untold = [item for item in known if item.split == "test"]
     chosen = rng.permutation(len(untold))[: amounts.held]
     held = [line(untold[i].question, untold[i].answer, untold[i].intent) for i in chosen]
 
     wanted: list[Line] = []
     for each in lines:
-        once = each.intent in ("senseless", "further")
+        once = each.intent.startswith(("senseless", "further"))
         wanted += [each] * (1 if once else amounts.spoken if each.spoken else amounts.unspoken)
     _splice(users, [*wanted, *held], sounds, seed)
     lines, held = ([each for each in some if each.spoken or each.spliced] for some in (lines, held))
@@ -168,31 +181,34 @@ def load_material(corpus: Path, tokens: TextTokens, amounts: Amounts, seed: int)
     return Material(sounds, replies, lines, dev, held, _frequencies(lines), vocabulary)
 
 
-def _operands(composition: str) -> tuple[int, ...]:
-    """Of a calculation: "20 minus 5" is 20 and 5, also where the question takes five from twenty."""
-    found = re.match(r"(\d+) (?:plus|minus|times) (\d+)", composition)
-    return (int(found[1]), int(found[2])) if found else ()
+def _further(count: int, rng: np.random.Generator, known: Iterable[str]) -> list[wordings.Line]:
+    """About ``count`` calculations outside the domain with ``known`` replies, a third of each kind."""
+    by_kind: dict[str, list[wordings.Line]] = defaultdict(list)
+    answers = set(known)
+    for line in wordings.further_sums():
+        if line.answer in answers:
+            kind = line.intent.replace("arithmetic", "further")
+            by_kind[kind].append(line._replace(intent=kind))
+    return [some[i] for some in by_kind.values() for i in rng.permutation(len(some))[: count // len(by_kind)]]
 
 
 def spoken_numbers(words: Sequence[str]) -> list[int]:
-    """The numbers up to 100 among words, which may take two words: "twenty one" is 21."""
+    """The numbers among words, which may take several words: "twenty one" is 21."""
     found: list[int] = []
-    tens = False  # whether a unit may join the number before
+    room = 0  # smaller numbers than this join the one before
     for word in words:
-        if word in ONES:
-            unit = ONES.index(word)
-            if tens and 0 < unit < 10:
-                found[-1] += unit
+        if word == "hundred" and found:
+            found[-1] *= 100
+            room = 100
+        elif word in _NUMBERS:
+            number = _NUMBERS[word]
+            if 0 < number < room:
+                found[-1] += number
             else:
-                found.append(unit)
-            tens = False
-        elif word in TENS:
-            found.append(10 * (TENS.index(word) + 2))
-            tens = True
+                found.append(number)
+            room = 10 if number >= 20 else 0
         else:
-            tens = False
-            if word == "hundred" and found:
-                found[-1] *= 100
+            room = 0
     return found
 
 
@@ -221,7 +237,7 @@ def _to_user_rate(sound: np.ndarray) -> np.ndarray:
 
 def _frequencies(lines: Sequence[Line]) -> np.ndarray:
     counts = Counter(line.intent for line in lines)
-    weights = np.array([counts[line.intent] ** (_INTENT_POWER - 1) for line in lines])
+    weights = np.array([_EMPHASIS.get(line.intent, 1.0) * counts[line.intent] ** (_INTENT_POWER - 1) for line in lines])
     senseless = np.array([line.intent == "senseless" for line in lines])
     if senseless.any() and not senseless.all():
         weights[senseless] *= _SENSELESS / (1 - _SENSELESS) * weights[~senseless].sum() / weights[senseless].sum()

@@ -123,8 +123,8 @@ def _speech() -> dict[str, Any]:
         "latent_size": LATENT,
         "num_quantizers": CODEBOOKS,
         "codebook_size": CODES,
-        "guidance_scale": 0.2,
-        "top_p": 0.95,
+        "guidance_scale": 0.5,
+        "top_p": 1.0,
         "noise_scale": 0.001,
         "num_delay_speech_tokens": SPEECH_DELAY,
         "character_encoder": {

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vcpipe.bench.mini.shape import mini_config
 from vcpipe.bench.mini.tokens import Pieces, write_tokenizer
+from vcpipe.bench.pacing import as_config, fit, read_corpus
 
 _PIECES = 256
 
@@ -21,7 +22,10 @@ def write_start(corpus: Path, out: Path) -> None:
     vocabulary = write_tokenizer(out, _column(corpus / "answers.jsonl", "text"))
     pieces = Pieces.train(_column(corpus / "users.jsonl", "transcript"), _PIECES)
     pieces.save(out / "pieces.json")
-    text = json.dumps(mini_config(vocabulary, pieces.names), indent=1, ensure_ascii=False)
+    config = mini_config(vocabulary, pieces.names)
+    pacing, _ = fit(read_corpus(corpus / "answers.jsonl"), config["frame_duration"])
+    config["vcpipe"] = {"pacing": as_config(pacing)}
+    text = json.dumps(config, indent=1, ensure_ascii=False)
     (out / "config.json").write_text(text + "\n", encoding="utf-8")
 
 

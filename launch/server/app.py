@@ -18,7 +18,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from vcpipe.launch.server.connection import Connection, Limits
+from vcpipe.launch.server.client_connection import Limits
+from vcpipe.launch.server.connection import Connection
 from vcpipe.launch.server.engine import Engine, Start
 from vcpipe.launch.server.file_transcription import ROUTE as TRANSCRIPTIONS
 from vcpipe.launch.server.file_transcription import FileTranscriptions

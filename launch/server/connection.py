@@ -1,30 +1,22 @@
-"""The life of one WebSocket that holds a session: commands in, notices out. What kind of session, a subclass says.
+"""A WebSocket that holds a session: commands in, notices out. What kind of session, a subclass says.
 
-Four things run at a time. The *reader* takes every message at once, so that a ping or a cancel never waits behind work; the
-*writer* sends what the outbox holds; a *thread* opens the session and reads it; the *watchdog* keeps the time
-limits. Whichever sees an end first sets it, and :meth:`Connection.run` takes the rest down.
+Beside the tasks of every connection, a *thread* opens the session and reads it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
+from vcpipe.launch.server.client_connection import ClientConnection, End, Limits, to_text
 from vcpipe.launch.server.engine import Engine, ServedPipeline
 from vcpipe.launch.server.metrics import Metrics, Task
-from vcpipe.launch.server.outbox import Outbox
 from vcpipe.launch.server.protocol import (
-    CLOSE_FAULT,
-    CLOSE_LIMIT,
     Append,
     Cancel,
     ClientError,
@@ -38,11 +30,8 @@ from vcpipe.launch.server.protocol import (
     Ping,
     Pong,
     TurnText,
-    event_id_of,
-    parse_message,
     shown,
 )
-from vcpipe.launch.server.reservation import Slot
 from vcpipe.launch.server.session_thread import SessionThread, first_line
 from vcpipe.schemas.errors import VcpipeError
 from vcpipe.schemas.events import Event
@@ -53,39 +42,8 @@ _MAX_EARLY_S = 30.0
 #: Most messages that wait while a session opens.
 _MAX_EARLY = 4096
 
-_log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of every connection, in seconds and messages.
-
-    ``session_s``: audio of a session. ``configure_s``: until the session is configured. ``idle_s``: without a message of the
-    client while nothing is worked on. ``send_s``: for the client to take one message. ``teardown_s``: for the stages to free
-    a session. ``outbox``: messages that wait for the client.
-    """
-
-    session_s: float = 600.0
-    configure_s: float = 30.0
-    idle_s: float = 120.0
-    send_s: float = 10.0
-    teardown_s: float = 10.0
-    outbox: int = 256
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a connection ended; ``code`` None: the client is gone."""
-
-    name: str
-    code: int | None = None
-    reason: str = ""
-
-
-_GONE = End("disconnected")
-
-
-class Connection(ABC):
+class Connection(ClientConnection):
     """One client that holds a slot. ``model``: the query's, None for none.
 
     A subclass is the listener of its session's thread too, which calls :meth:`open_failed` here and the rest there.
@@ -104,16 +62,11 @@ class Connection(ABC):
         limits: Limits,
         model: str | None = None,
     ) -> None:
-        self._websocket = websocket
-        self._id = session_id
+        super().__init__(websocket, session_id, limits)
         self._dialect = dialect
         self._engine = engine
         self._metrics = metrics
-        self._limits = limits
         self._model = model
-        self._loop = asyncio.get_running_loop()
-        self._outbox = Outbox(limits.outbox)
-        self._end: asyncio.Future[End] = self._loop.create_future()
         self._opening: asyncio.Task[None] | None = None
         self._wish = Configure()
         self._update_id: str | None = None
@@ -122,7 +75,6 @@ class Connection(ABC):
         self._early: deque[tuple[Command, str | None]] = deque()
         self._early_samples = 0
         self._configure_by = self._loop.time() + limits.configure_s
-        self._heard = self._loop.time()
 
     # -- what a subclass says
 
@@ -148,113 +100,34 @@ class Connection(ABC):
     async def _cancel(self) -> None:
         """The client wants no more, wherever the session stands."""
 
-    @abstractmethod
-    def _abort(self) -> None:
-        """Let the session's thread come to its end, wherever it stands. Idempotent, never waits."""
+    # -- as every connection
 
-    # -- the end
+    async def _greet(self) -> None:
+        await self._say(Created(self._id, self._engine.model))
 
-    async def run(self, slot: Slot) -> None:
-        """Until the end, whichever way; the slot is free before the client sees the close."""
-        tasks = [self._loop.create_task(self._guard(work)) for work in (self._read(), self._watch())]
-        writer = self._loop.create_task(self._guard(self._write()))
-        try:
-            await self._say(Created(self._id, self._engine.model))
-            end = await self._end
-            slot.leave()
-            self._metrics.session_ended(end.name, self.task)
-            await self._free(tasks)
-            self._outbox.close()
-            if end.code is not None:
-                await asyncio.wait([writer])
-            slot.release()
-            if end.code is not None:
-                await self._close(end.code, end.reason)
-        finally:
-            # Also when the server cancels this task: the thread frees its session by itself.
-            self._finish(_GONE)
-            self._outbox.close()
-            self._abort()
-            slot.release()
-            for task in (*tasks, writer, self._opening):
-                if task is not None:
-                    task.cancel()
+    async def _take(self, message: JsonObject, event_id: str | None) -> None:
+        for command in self._dialect.read(message, self._phase):
+            await self._obey(command, event_id)
 
-    def _finish(self, end: End) -> None:
-        if not self._end.done():
-            self._end.set_result(end)
+    async def _tell(self, error: ClientError) -> None:
+        await self._say(error)
 
     @property
-    def _ended(self) -> bool:
-        return self._end.done()
+    def _working(self) -> bool:
+        return self._opening is not None if self._session_phase is None else self._is_worked_on
 
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
-        """A bug in one of the tasks must not leave the others, and the slot, waiting."""
-        try:
-            await work
-        except Exception:
-            _log.exception("%s: the connection failed", self._id)
-            self._outbox.close()
-            self._finish(End("fault", CLOSE_FAULT, "the server failed"))
+    @property
+    def _due(self) -> tuple[float, str]:
+        if self._phase == "configuring":
+            return self._configure_by, f"no session.update within {self._limits.configure_s:g} s"
+        return super()._due
 
-    async def _free(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Take the session down; bounded, so that a stage that hangs does not keep the slot."""
-        for task in tasks:
-            task.cancel()
-        if self._opening is not None:
-            self._opening.cancel()  # it may still wait for the model
-        self._abort()
-        if self._thread is not None:
-            try:
-                await asyncio.wait_for(self._thread.done.wait(), self._limits.teardown_s)
-            except asyncio.TimeoutError:
-                _log.warning("%s: its stages have not freed it within %g s", self._id, self._limits.teardown_s)
+    def _count_end(self, end: End) -> None:
+        self._metrics.session_ended(end.name, self.task)
 
-    async def _close(self, code: int, reason: str) -> None:
-        with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._websocket.close(code, reason[:120]), 1.0)
-
-    # -- the socket
-
-    async def _read(self) -> None:
-        while not self._ended:
-            try:
-                message = await self._websocket.receive()
-            except (WebSocketDisconnect, RuntimeError):
-                message = {"type": "websocket.disconnect"}
-            if message["type"] == "websocket.disconnect":
-                self._finish(_GONE)
-                return
-            self._heard = self._loop.time()
-            await self._take_message(message.get("text"))
-
-    async def _take_message(self, text: str | None) -> None:
-        event_id = None
-        try:
-            if text is None:
-                raise ClientError("invalid_request", "binary messages are not understood; send JSON in text messages")
-            message = parse_message(text)
-            event_id = event_id_of(message)
-            for command in self._dialect.read(message, self._phase):
-                await self._obey(command, event_id)
-        except ClientError as error:
-            error.event_id = error.event_id or event_id
-            await self._say(error)
-        except Exception:
-            _log.exception("%s: a message could not be handled", self._id)
-            await self._say(ClientError("inference_error", "the server failed", event_id=event_id, close=CLOSE_FAULT))
-
-    async def _write(self) -> None:
-        """Send until the outbox is closed and empty. A client that takes nothing for ``send_s`` is given up."""
-        try:
-            while (message := await self._outbox.get()) is not None:
-                await asyncio.wait_for(self._websocket.send_text(message), self._limits.send_s)
-        except asyncio.TimeoutError:
-            self._outbox.close()
-            self._finish(End("limit", CLOSE_LIMIT, f"nothing was read for {self._limits.send_s:g} s"))
-        except (WebSocketDisconnect, RuntimeError, OSError):
-            self._outbox.close()
-            self._finish(_GONE)
+    @property
+    def _freed(self) -> asyncio.Event | None:
+        return None if self._thread is None else self._thread.done
 
     async def _say(self, notice: Notice) -> None:
         """Put a notice's messages into the outbox; waits while it is full."""
@@ -264,29 +137,8 @@ class Connection(ABC):
             # What a dialect says around the deltas must reach the client in any case.
             stale_on_cancel = isinstance(notice, Event | TurnText) and str(message["type"]).endswith(".delta")
             await self._outbox.put(to_text(message), stale_on_cancel=stale_on_cancel)
-        if isinstance(notice, ClientError) and notice.close is not None:
-            name = "limit" if notice.close == CLOSE_LIMIT else "fault"
-            self._finish(End(name, notice.close, notice.message.splitlines()[0]))
-
-    # -- the clock
-
-    async def _watch(self) -> None:
-        while True:
-            now = self._loop.time()
-            if self._working:
-                self._heard = now
-            by, error = self._configure_by, f"no session.update within {self._limits.configure_s:g} s"
-            if self._phase != "configuring":
-                by, error = self._heard + self._limits.idle_s, f"no message within {self._limits.idle_s:g} s"
-            if now >= by:
-                await self._say(ClientError("invalid_request", error, close=CLOSE_LIMIT))
-                return
-            await asyncio.sleep(min(by - now, 1.0))
-
-    @property
-    def _working(self) -> bool:
-        """Whether the client has nothing to do but wait."""
-        return self._opening is not None if self._session_phase is None else self._is_worked_on
+        if isinstance(notice, ClientError):
+            self._close_by(notice)
 
     # -- commands
 
@@ -319,7 +171,7 @@ class Connection(ABC):
             limit = min(limit, wish.max_streaming_seconds)
         self._wish, self._update_id = replace(wish, max_streaming_seconds=limit), event_id
         self._open_started = self._loop.time()
-        self._opening = self._loop.create_task(self._guard(self._open()))
+        self._opening = self._start(self._open())
 
     @property
     def _limit_s(self) -> float:
@@ -369,8 +221,3 @@ class Connection(ABC):
         await self._say(ClientError("session_initialization_failed", first_line(error), event_id=self._update_id))
         for _, early_id in early:
             await self._say(ClientError("invalid_request", "send session.update before audio", event_id=early_id))
-
-
-def to_text(message: JsonObject) -> str:
-    """A message as it goes over the wire."""
-    return json.dumps(message, ensure_ascii=False, separators=(",", ":"))

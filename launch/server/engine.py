@@ -41,8 +41,8 @@ class ServedPipeline(Protocol):
     def open_session(self, options: SessionOptions) -> VoiceChatSession:
         """A session that every stage holds."""
 
-    def open_transcription(self) -> LiveTranscription:
-        """A live transcription that perception holds."""
+    def open_transcription(self, *, tail_s: float) -> LiveTranscription:
+        """A live transcription that perception holds, and hears so much silence after the end of each turn."""
 
     def close(self, graceful_s: float = ...) -> None:
         """Stop every process."""

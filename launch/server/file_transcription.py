@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from functools import partial
+from typing import Any, cast, get_args
 
-import numpy as np
 from starlette.datastructures import FormData
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from vcpipe.launch.audio_io import AudioReader
 from vcpipe.launch.language import check_language
-from vcpipe.launch.server.connection import Limits, to_text
+from vcpipe.launch.server.client_connection import Limits
 from vcpipe.launch.server.engine import Engine
+from vcpipe.launch.server.file_transcript import FileTranscript, ResponseFormat, sse
 from vcpipe.launch.server.metrics import Metrics
 from vcpipe.launch.server.outbox import Outbox
 from vcpipe.launch.server.protocol import JsonObject, shown
 from vcpipe.launch.server.reservation import Reservations, Slot
 from vcpipe.launch.server.session_thread import SessionThread, Work, first_line
 from vcpipe.launch.server.uploads import UploadError, UploadLimits, read_form, uploaded_file
-from vcpipe.launch.subtitles import SUBTITLE_FORMS, Cue, CueSplitter
-from vcpipe.pipeline.transcription import LiveTranscription
+from vcpipe.pipeline.transcription import TAIL_SILENCE_S, LiveTranscription
 from vcpipe.schemas.errors import AudioInputError, VcpipeError
 from vcpipe.schemas.streaming import TranscriptDelta
 
 ROUTE = "/v1/audio/transcriptions"
 
-ResponseFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
 #: Formats that may be streamed: those that are the text and no more.
 _STREAMED = ("json", "text")
-#: How long a thread waits for text or room, in seconds.
-_GLANCE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,122 +88,6 @@ def _number(text: str) -> float | None:
         return None
 
 
-class _Transcript:
-    """A file's text and its lines, and the listener of the thread that makes them."""
-
-    def __init__(self, reader: AudioReader, max_seconds: float, outbox: Outbox | None) -> None:
-        self.texts: list[str] = []
-        self.cues: list[Cue] = []
-        self.words: list[JsonObject] = []
-        self.error: Exception | None = None
-        self.stopped = False
-        self.seconds = 0.0
-        self._reader = reader
-        self._max_seconds = max_seconds
-        self._outbox = outbox
-        self._splitter = CueSplitter()
-        self._inside_word = False
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(self.texts)
-
-    # -- on the thread
-
-    def read(self, session: LiveTranscription) -> Iterator[list[TranscriptDelta]]:
-        """Feed block by block, as there is room, and yield what is heard."""
-        for chunk in self._reader.chunks():
-            self.seconds += len(chunk) / session.input_sample_rate
-            if self.seconds > self._max_seconds:
-                raise UploadError(413, f"the audio is longer than {self._max_seconds:g} s", "file")
-            yield from self._feed(session, chunk)
-            if self.stopped:
-                return
-        session.close()
-        while not session.done and not self.stopped:
-            if deltas := session.poll(_GLANCE_S):
-                yield deltas
-
-    def _feed(self, session: LiveTranscription, chunk: np.ndarray) -> Iterator[list[TranscriptDelta]]:
-        while len(chunk) and not self.stopped:
-            taken, chunk = chunk[: (room := session.room)], chunk[room:]
-            session.feed(taken)
-            if deltas := session.poll(0.0 if room else _GLANCE_S):
-                yield deltas
-
-    # -- on the event loop
-
-    async def opened(self, session: LiveTranscription) -> None:
-        """Nothing to tell."""
-
-    async def open_failed(self, error: Exception) -> None:
-        """As any failure."""
-        self.error = error
-
-    async def failed(self, error: Exception) -> None:
-        """What ended it early."""
-        self.error = error
-
-    async def take_events(self, events: Sequence[TranscriptDelta]) -> None:
-        """Keep the texts; say them where they are streamed."""
-        for delta in events:
-            self.texts.append(delta.text)
-            self.cues += self._splitter.add(delta)
-            self._take_words(delta)
-            if self._outbox is not None:
-                await self._outbox.put(_sse({"type": "transcript.text.delta", "delta": delta.text}))
-
-    def finish(self) -> None:
-        """There is no more text."""
-        self.cues += self._splitter.finish()
-
-    def _take_words(self, delta: TranscriptDelta) -> None:
-        pieces = delta.text.split()
-        if pieces and self.words and self._inside_word and not delta.text[0].isspace():
-            self.words[-1]["word"] += pieces.pop(0)
-            self.words[-1]["end"] = round(delta.end_s, 3)
-        times = {"start": round(delta.start_s, 3), "end": round(delta.end_s, 3)}
-        self.words += [{"word": piece, **times} for piece in pieces]
-        self._inside_word = not delta.text[-1:].isspace()
-
-    def response(self, wish: _Wish) -> Response:
-        """The whole of it in the format that was asked for."""
-        seconds = round(self.seconds, 3)
-        usage = {"type": "duration", "seconds": seconds}
-        if wish.response_format == "json":
-            return JSONResponse({"text": self.text, "usage": usage})
-        if wish.response_format == "text":
-            return PlainTextResponse(self.text + "\n")
-        if wish.response_format != "verbose_json":
-            head, text_of = SUBTITLE_FORMS[wish.response_format]
-            kind = {"srt": "application/x-subrip", "vtt": "text/vtt"}[wish.response_format]
-            return PlainTextResponse(head + "".join(map(text_of, self.cues)), media_type=kind)
-        body: JsonObject = {"task": "transcribe", "language": "english", "duration": seconds, "text": self.text}
-        body |= {"segments": [_segment(cue) for cue in self.cues], "usage": usage}
-        return JSONResponse(body | ({"words": self.words} if wish.words else {}))
-
-
-def _segment(cue: Cue) -> JsonObject:
-    """OpenAI's segment; None for figures that this model has not."""
-    return {
-        "id": cue.index - 1,
-        "start": round(cue.start_s, 3),
-        "end": round(cue.end_s, 3),
-        "text": cue.text,
-        "seek": 0,
-        "tokens": [],
-        "temperature": 0.0,
-        "avg_logprob": None,
-        "compression_ratio": None,
-        "no_speech_prob": None,
-    }
-
-
-def _sse(message: JsonObject) -> str:
-    return f"data: {to_text(message)}\n\n"
-
-
 class FileTranscriptions:
     """The route. Each request holds a slot of ``reservations`` from before its file is read until its answer is sent."""
 
@@ -246,7 +127,7 @@ class _Job:
         self._uploads = uploads
         self._form: FormData | None = None
         self._reader: AudioReader | None = None
-        self._transcript: _Transcript | None = None
+        self._transcript: FileTranscript | None = None
         self._thread: SessionThread[LiveTranscription, TranscriptDelta] | None = None
         self._outbox: Outbox | None = None
 
@@ -265,7 +146,7 @@ class _Job:
             return self._refuse(self._transcript.error)
         self._transcript.finish()
         self.release("disconnected" if self._transcript.stopped else "done")
-        return self._transcript.response(wish)
+        return self._transcript.response(wish.response_format, words=wish.words)
 
     async def _take(self, request: Request) -> _Wish:
         self._form = await read_form(request, self._uploads)
@@ -276,13 +157,10 @@ class _Job:
         most = self._uploads.max_seconds
         if reader.duration_s is not None and reader.duration_s > most:
             raise UploadError(413, f"the audio is {reader.duration_s:.0f} s long; at most {most:g} s are taken", "file")
-        self._transcript = transcript = _Transcript(reader, most, self._outbox)
+        self._transcript = transcript = FileTranscript(reader, most, self._outbox)
         pipeline = await self._engine.pipeline()
-        work = Work(
-            pipeline.open_transcription,
-            transcript.read,
-            lambda session: session.cancel(),
-        )
+        open_session = partial(pipeline.open_transcription, tail_s=TAIL_SILENCE_S)
+        work = Work(open_session, transcript.read, lambda session: session.cancel())
         self._thread = SessionThread(work, transcript, "vcpipe-file")
         return wish
 
@@ -317,11 +195,12 @@ class _Job:
         await self._thread.done.wait()
         error = self._transcript.error
         if error is None:
-            await self._outbox.put(_sse({"type": "transcript.text.done", "text": self._transcript.text}))
+            done = {"type": "transcript.text.done", "text": self._transcript.text, "usage": self._transcript.usage}
+            await self._outbox.put(sse(done))
             self.release("done")
         else:
             status, fields = self._told(error)
-            await self._outbox.put(_sse({"type": "error", "error": fields}))
+            await self._outbox.put(sse({"type": "error", "error": fields}))
             self.release("fault" if status >= 500 else "limit")
         self._outbox.close()
 

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from vcpipe.launch.server.connection import Limits
+from vcpipe.launch.server.client_connection import Limits
 from vcpipe.launch.server.engine import Engine
 from vcpipe.launch.server.metrics import Metrics
 from vcpipe.launch.server.native import error_message

@@ -1,39 +1,30 @@
 """``/v1/audio/speech/stream``: text in pieces -> sound, turn after turn over one WebSocket.
 
-The *reader* takes every message at once, so that a cancel or a ping never waits behind sound; the *writer* sends what the
-outbox holds; the voice's *thread* speaks; the *watchdog* gives up a client that says nothing. Each message with sound has a
-number, and the client acknowledges numbers: so the voice is never further ahead than the client allows.
+Beside the tasks of every connection, the voice's *thread* speaks. Each message with sound has a number, and the client
+acknowledges numbers: so the voice is never further ahead than the client allows.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
-from vcpipe.launch.server.connection import Limits
+from vcpipe.launch.server.client_connection import ClientConnection, End, Limits, to_text
 from vcpipe.launch.server.engine import Engine
 from vcpipe.launch.server.native import error_message
-from vcpipe.launch.server.outbox import Outbox
 from vcpipe.launch.server.protocol import (
-    CLOSE_FAULT,
-    CLOSE_LIMIT,
     ClientError,
     JsonObject,
     audio_to_base64,
-    event_id_of,
-    parse_message,
     shown,
     stamped,
     whole_number,
 )
-from vcpipe.launch.server.reservation import Slot
+from vcpipe.launch.server.session_thread import first_line
 from vcpipe.launch.server.speech_metrics import SpeechMetrics
 from vcpipe.launch.server.speech_request import check_model, check_voice, checked_text, ignored_of, seed_of
 from vcpipe.launch.server.speech_thread import SpeechLimits, SpeechThread, TurnLimitError
@@ -45,8 +36,6 @@ from vcpipe.schemas.speech import SpeechChunk
 _STATUS = {"done": "completed", "cancelled": "cancelled"}
 _FIELDS = frozenset({"model", "seed", "window", "speed"})
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(slots=True)
 class _Watched:
@@ -56,7 +45,7 @@ class _Watched:
     hear: Callable[[], None]
 
 
-class SpeechConnection:
+class SpeechConnection(ClientConnection):
     """One client that holds a slot."""
 
     def __init__(
@@ -68,16 +57,10 @@ class SpeechConnection:
         limits: Limits,
         speech_limits: SpeechLimits,
     ) -> None:
-        self._websocket = websocket
-        self._id = session_id
+        super().__init__(websocket, session_id, limits)
         self._engine = engine
         self._metrics = metrics
-        self._limits = limits
         self._speech_limits = speech_limits
-        self._loop = asyncio.get_running_loop()
-        self._outbox = Outbox(limits.outbox)
-        #: Close code and reason; code None: the client is gone.
-        self._end: asyncio.Future[tuple[int | None, str]] = self._loop.create_future()
         self._thread = SpeechThread(engine, self, speech_limits, session_id)
         self._seed = 0
         self._window = AckWindow(speech_limits.window)
@@ -85,7 +68,6 @@ class SpeechConnection:
         self._turns: dict[str, _Watched] = {}
         #: A turn that failed while its text was still coming: the rest of it is refused.
         self._lost: SpokenTurn | None = None
-        self._heard = self._loop.time()
         self._handlers: dict[str, Callable[[JsonObject], Coroutine[Any, Any, None]]] = {
             "session.update": self._configure,
             "session.ping": self._ping,
@@ -97,42 +79,40 @@ class SpeechConnection:
             "speech.audio.ack": self._acknowledge,
         }
 
-    async def run(self, slot: Slot) -> None:
-        """Until the end, whichever way; the slot is free before the client sees the close."""
-        self._thread.start(early=True)
-        tasks = [self._loop.create_task(self._guard(work)) for work in (self._read(), self._watch())]
-        writer = self._loop.create_task(self._guard(self._write()))
-        try:
-            await self._say("session.created", session=self._session())
-            code, reason = await self._end
-            slot.leave()
-            for task in tasks:
-                task.cancel()
-            self._drop_turns("disconnected" if code is None else "limit" if code == CLOSE_LIMIT else "fault")
-            self._thread.abandon()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._thread.done.wait(), self._limits.teardown_s)
-            self._outbox.close()
-            if code is not None:
-                await asyncio.wait([writer])
-            slot.release()
-            if code is not None:
-                with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError, asyncio.TimeoutError):
-                    await asyncio.wait_for(self._websocket.close(code, reason[:120]), 1.0)
-        finally:
-            # Also when the server cancels this task.
-            self._finish(None)
-            self._drop_turns("disconnected")
-            self._thread.abandon()
-            self._outbox.close()
-            slot.release()
-            for task in (*tasks, writer):
-                task.cancel()
+    # -- as every connection
 
-    def _finish(self, code: int | None, reason: str = "") -> None:
-        if not self._end.done():
-            self._end.set_result((code, reason))
-            self._window.wake()
+    async def _greet(self) -> None:
+        self._thread.start(early=True)
+        await self._say("session.created", session=self._session())
+
+    async def _take(self, message: JsonObject, event_id: str | None) -> None:
+        kind = message.get("type")
+        handler = self._handlers.get(kind) if isinstance(kind, str) else None
+        if handler is None:
+            raise ClientError("invalid_request", f"unsupported event type {shown(kind)}", param="type")
+        await handler(message)
+
+    async def _tell(self, error: ClientError, turn: SpokenTurn | None = None) -> None:
+        self._metrics.error(error.code)
+        message = error_message(error) | ({} if turn is None else {"turn_id": turn.id})
+        await self._outbox.put(to_text(message))
+        self._close_by(error)
+
+    @property
+    def _working(self) -> bool:
+        watched = next(iter(self._turns.values()), None)
+        return watched is not None and not watched.turn.resting
+
+    def _count_end(self, end: End) -> None:
+        self._drop_turns(end.name)
+
+    def _abort(self) -> None:
+        self._drop_turns("disconnected")
+        self._thread.abandon()
+
+    @property
+    def _freed(self) -> asyncio.Event:
+        return self._thread.done
 
     def _drop_turns(self, end: str) -> None:
         """Cancel every turn; the client is told nothing more of them."""
@@ -142,84 +122,8 @@ class SpeechConnection:
         self._turns.clear()
         self._window.wake()
 
-    # -- the socket
-
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
-        """A bug in one of the tasks must not leave the others, and the slot, waiting."""
-        try:
-            await work
-        except Exception:
-            _log.exception("%s: the connection failed", self._id)
-            self._outbox.close()
-            self._finish(CLOSE_FAULT, "the server failed")
-
-    async def _read(self) -> None:
-        while not self._end.done():
-            try:
-                message = await self._websocket.receive()
-            except (WebSocketDisconnect, RuntimeError):
-                message = {"type": "websocket.disconnect"}
-            if message["type"] == "websocket.disconnect":
-                self._finish(None)
-                return
-            self._heard = self._loop.time()
-            await self._take_message(message.get("text"))
-
-    async def _take_message(self, text: str | None) -> None:
-        event_id = None
-        try:
-            if text is None:
-                raise ClientError("invalid_request", "binary messages are not understood; send JSON in text messages")
-            message = parse_message(text)
-            event_id = event_id_of(message)
-            kind = message.get("type")
-            handler = self._handlers.get(kind) if isinstance(kind, str) else None
-            if handler is None:
-                raise ClientError("invalid_request", f"unsupported event type {shown(kind)}", param="type")
-            await handler(message)
-        except ClientError as error:
-            error.event_id = event_id
-            await self._tell_error(error)
-
-    async def _write(self) -> None:
-        """Send until the outbox is closed and empty. A client that takes nothing for ``send_s`` is given up."""
-        try:
-            while (message := await self._outbox.get()) is not None:
-                await asyncio.wait_for(self._websocket.send_text(message), self._limits.send_s)
-        except asyncio.TimeoutError:
-            self._outbox.close()
-            self._finish(CLOSE_LIMIT, f"nothing was read for {self._limits.send_s:g} s")
-        except (WebSocketDisconnect, RuntimeError, OSError):
-            self._outbox.close()
-            self._finish(None)
-
     async def _say(self, kind: str, *, stale_on_cancel: bool = False, **fields: Any) -> None:
-        text = json.dumps(stamped(kind, **fields), ensure_ascii=False, separators=(",", ":"))
-        await self._outbox.put(text, stale_on_cancel=stale_on_cancel)
-
-    async def _tell_error(self, error: ClientError, turn: SpokenTurn | None = None) -> None:
-        self._metrics.error(error.code)
-        message = error_message(error) | ({} if turn is None else {"turn_id": turn.id})
-        await self._outbox.put(json.dumps(message, ensure_ascii=False, separators=(",", ":")))
-
-    async def _watch(self) -> None:
-        while True:
-            now = self._loop.time()
-            if self._working:
-                self._heard = now
-            by = self._heard + self._limits.idle_s
-            if now >= by:
-                text = f"no message within {self._limits.idle_s:g} s"
-                await self._tell_error(ClientError("invalid_request", text, close=CLOSE_LIMIT))
-                self._finish(CLOSE_LIMIT, text)
-                return
-            await asyncio.sleep(min(by - now, 1.0))
-
-    @property
-    def _working(self) -> bool:
-        """Whether the client has nothing to do but listen."""
-        watched = next(iter(self._turns.values()), None)
-        return watched is not None and not watched.turn.resting
+        await self._outbox.put(to_text(stamped(kind, **fields)), stale_on_cancel=stale_on_cancel)
 
     # -- what a client sends
 
@@ -366,7 +270,7 @@ class SpeechConnection:
     async def _has_room(self, turn: SpokenTurn) -> bool:
         """Wait until the window has room; False where the turn is over. Who acknowledges nothing for long loses its turns."""
         try:
-            return await self._window.room(lambda: turn.cancelled or self._end.done(), self._speech_limits.stall_s)
+            return await self._window.room(lambda: turn.cancelled or self._ended, self._speech_limits.stall_s)
         except asyncio.TimeoutError:
             await self._give_up(turn)
             return False
@@ -376,20 +280,15 @@ class SpeechConnection:
             f"{self._window.unacknowledged} messages with audio are not acknowledged and none was for "
             f"{self._speech_limits.stall_s:g} s; send speech.audio.ack. The speech was dropped"
         )
-        await self._tell_error(ClientError("inference_error", text), turn)
+        await self._tell(ClientError("inference_error", text), turn)
         await self._drop_all("limit")
 
     async def turn_ended(self, turn: SpokenTurn, error: Exception | None) -> None:
         """Tell the turn's end; that of a cancelled one was told."""
         watched = self._turns.pop(turn.id, None)
-        if watched is None or self._end.done():
+        if watched is None or self._ended:
             return
         if error is not None:
-            await self._tell_error(ClientError("inference_error", _first_line(error)), turn)
+            await self._tell(ClientError("inference_error", first_line(error)), turn)
         limit = isinstance(error, TurnLimitError)
         await self._tell_end(watched, "done" if error is None else "limit" if limit else "fault")
-
-
-def _first_line(error: Exception) -> str:
-    """The message without the traceback that may follow it."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

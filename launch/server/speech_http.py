@@ -14,7 +14,7 @@ import numpy as np
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from vcpipe.launch.server.connection import Limits
+from vcpipe.launch.server.client_connection import Limits
 from vcpipe.launch.server.engine import Engine
 from vcpipe.launch.server.protocol import JsonObject
 from vcpipe.launch.server.reservation import Slot

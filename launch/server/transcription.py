@@ -1,7 +1,7 @@
 """Transcription over a WebSocket: turns one after the other on one live session of the perception stage.
 
 A turn is an item: it begins with its first audio, its text comes while it is spoken, a commit ends it, and the audio of the
-next one may follow at once.
+next one may follow at once. The session hears some silence after it, for the last word.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from vcpipe.launch.server.connection import Connection, End
+from vcpipe.launch.server.client_connection import End
+from vcpipe.launch.server.connection import Connection
 from vcpipe.launch.server.engine import ServedPipeline
 from vcpipe.launch.server.pcm_buffer import PcmBuffer
 from vcpipe.launch.server.protocol import (
@@ -37,7 +39,7 @@ from vcpipe.launch.server.protocol import (
 )
 from vcpipe.launch.server.session_input import MAX_WAITING_S
 from vcpipe.launch.server.session_thread import SessionThread, Work, first_line
-from vcpipe.pipeline.transcription import LiveTranscription
+from vcpipe.pipeline.transcription import TAIL_SILENCE_S, LiveTranscription
 from vcpipe.schemas.errors import VcpipeError
 from vcpipe.schemas.events import Event
 from vcpipe.schemas.streaming import TranscriptDelta
@@ -181,11 +183,8 @@ class TranscriptionConnection(Connection):
     # -- the session's thread
 
     def _make_thread(self, pipeline: ServedPipeline) -> SessionThread[LiveTranscription, _FromThread]:
-        work = Work(
-            pipeline.open_transcription,
-            self._read_turns,
-            lambda session: session.cancel(),
-        )
+        open_session = partial(pipeline.open_transcription, tail_s=TAIL_SILENCE_S)
+        work = Work(open_session, self._read_turns, lambda session: session.cancel())
         return SessionThread(work, self, self._id)
 
     def _read_turns(self, session: LiveTranscription) -> Iterator[Sequence[_FromThread]]:

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vcpipe.launch.server.connection import Connection, End, to_text
+from vcpipe.launch.server.client_connection import End, to_text
+from vcpipe.launch.server.connection import Connection
 from vcpipe.launch.server.engine import ServedPipeline
 from vcpipe.launch.server.protocol import (
     CLOSE_DONE,

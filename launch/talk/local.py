@@ -30,7 +30,7 @@ def local_server(model: str | None, device: str | None) -> Iterator[tuple[str, s
         import uvicorn
 
         from vcpipe.launch.server.app import ServerConfig, make_app
-        from vcpipe.launch.server.connection import Limits
+        from vcpipe.launch.server.client_connection import Limits
         from vcpipe.launch.server.security import Gate
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed; pip install 'vcpipe[serve]', or give --url") from None

@@ -262,5 +262,5 @@ def test_session_holds_the_same_memory_after_200_frames(stages: dict[str, Percep
         sizes.append(perceive.state_bytes)
         memory.append(mx.get_active_memory())
     assert len(set(sizes[1:])) == 1
-    # A frame in which a word piece comes holds a little more for its time.
-    assert median(memory[100:]) <= median(memory[20:100])
+    # Eight bytes a frame that stayed would be more. A frame in which a word piece comes holds a little more for its time.
+    assert median(memory[100:]) < median(memory[20:100]) + 512

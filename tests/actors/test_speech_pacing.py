@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
+from word_tokenizer import word_tokenizer
 
-from vcpipe.actors.checkpoint import load_tokenizer
 from vcpipe.actors.speech.frames import FrameText, TextFrames
 from vcpipe.actors.speech.pacing import Pacing, WordLength, count_sounds
 from vcpipe.actors.speech.text import encode
 from vcpipe.schemas.errors import ConfigError
 from vcpipe.schemas.speech import SpeechOptions
 
-EMBEDDED = Path(__file__).parents[2] / "launch" / "embedded"
 PAD, EOS = 12, 2
 
 #: A word takes 4 frames, the last one's sound 6; a clause pauses for 3, a sentence for 2.
@@ -25,7 +23,7 @@ EVEN = Pacing(WordLength(4, 0, 0), WordLength(6, 0, 0), clause_pause=3, sentence
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return load_tokenizer(EMBEDDED)
+    return word_tokenizer()
 
 
 def frames(tokenizer: Tokenizer, pacing: Pacing = EVEN, **options: Any) -> FrameText:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from word_tokenizer import word_tokenizer
 
-from vcpipe.actors.checkpoint import load_tokenizer
 from vcpipe.actors.speech.frames import TextFrames
 from vcpipe.actors.speech.pacing import Pacing, WordLength
 from vcpipe.actors.speech.turns import MAX_STEPS, SpeechTurns
 from vcpipe.schemas.errors import BacklogError, SessionClosedError, TurnError, VcpipeError
 from vcpipe.schemas.speech import SpeechChunk, SpeechOptions
 
-EMBEDDED = Path(__file__).parents[2] / "launch" / "embedded"
 PAD, EOS = 12, 2
 EVEN = Pacing(WordLength(4, 0, 0), WordLength(6, 0, 0), end_margin=0)
 
@@ -72,7 +70,7 @@ def loud_text(token: int, index: int) -> float:
 
 def open_turns(engine: Loudness | None = None, **options: Any) -> SpeechTurns:
     settings = SpeechOptions.of(**options)
-    text = TextFrames(load_tokenizer(EMBEDDED), EVEN, PAD, EOS, settings)
+    text = TextFrames(word_tokenizer(), EVEN, PAD, EOS, settings)
     return SpeechTurns(engine or Loudness(loud_text), text, settings)
 
 

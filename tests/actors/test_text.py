@@ -126,13 +126,13 @@ def test_work_does_not_grow_with_the_text(tokenizer):
     accumulator = TokenAccumulator(TokenBytes(tokenizer), SPECIAL)
     seconds = []
     for start in range(0, len(ids), 1000):
-        begun = time.perf_counter()
+        begun = time.thread_time()
         for token_id in ids[start : start + 1000]:
             update = accumulator.append(token_id)
             assert update is None or len(update.append) < 100
-        seconds.append(time.perf_counter() - begun)
-    # The best of three thousands each: a busy machine only ever makes them slower.
-    assert min(seconds[-3:]) < 2 * min(seconds[:3])
+        seconds.append(time.thread_time() - begun)
+    # The best of five thousands each: a busy machine only ever makes them slower.
+    assert min(seconds[-5:]) < 2 * min(seconds[:5])
     assert len(accumulator._decoder.getstate()[0]) <= 3
 
 

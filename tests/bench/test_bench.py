@@ -13,10 +13,10 @@ import pytest
 
 from vcpipe.actors.checkpoint import load_tokenizer, read_config
 from vcpipe.actors.stage import StageConfig
-from vcpipe.bench.embedded_shapes import tensor_shapes
 from vcpipe.bench.shapes import SHAPES, shape_config, write_checkpoint
 from vcpipe.bench.soak import measure as measure_soak
 from vcpipe.bench.target import Target
+from vcpipe.bench.tensor_shapes import tensor_shapes
 from vcpipe.schemas.geometry import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -87,8 +87,8 @@ def test_a_shape_is_a_whole_config_with_its_tokenizer(shape: str, tmp_path: Path
     assert sorted(vocabulary.values()) == list(range(config["text_config"]["vocab_size"]))
     assert sum(len(token) == 1 for token in vocabulary) == 256
     shapes = tensor_shapes(config)
-    packed = [path for path, entry in config["quantization"].items() if isinstance(entry, dict)]
-    assert all(shapes[f"{path}.weight"][-1] % 64 == 0 for path in packed)
+    packed = {path: entry for path, entry in config["quantization"].items() if isinstance(entry, dict)}
+    assert all(shapes[f"{path}.weight"][-1] % entry["group_size"] == 0 for path, entry in packed.items())
     matrices = [name for name, size in shapes.items() if name.startswith("stt_model.llm.") and len(size) == 2]
     assert {f"{path}.weight" for path in packed} == {
         *matrices,

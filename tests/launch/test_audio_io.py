@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 import sys
+import termios
 import threading
 import wave
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import soundfile
 import soxr
+from waiting import wait_until
 
 from vcpipe.launch import audio_io
 from vcpipe.launch.audio_io import AudioReader, WavWriter
@@ -429,10 +432,21 @@ def test_stop_ends_a_reader_that_waits_for_a_pipe(stdin: int) -> None:
     with AudioReader("-") as reader:
         chunks = reader.chunks()
         first = next(chunks)
-        threading.Timer(0.05, reader.stop).start()
+
+        def stop_once_all_is_read() -> None:
+            wait_until(lambda: bytes_waiting(sys.stdin.buffer.fileno()) == 0, "an empty pipe")
+            reader.stop()
+
+        stopping = threading.Thread(target=stop_once_all_is_read)
+        stopping.start()
         rest = list(chunks)  # nobody writes, and nobody closes
+        stopping.join()
     os.close(stdin)
     assert np.array_equal(np.rint(np.concatenate([first, *rest]) * 32768), INT16[:500])
+
+
+def bytes_waiting(pipe: int) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_stop_ends_a_file(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from waiting import PATIENCE_S, is_alive, wait_until
 
 TESTS = Path(__file__).parent.parent
 TINY = TESTS / "data" / "tiny"
@@ -79,7 +80,7 @@ class Command:
         with contextlib.suppress(psutil.Error):
             for process in [*self.process.children(), self.process]:
                 process.kill()
-        self.process.wait(5)
+        self.process.wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -95,16 +96,9 @@ def start(socket_folder: Path) -> Iterator[Callable[..., Command]]:
         command.close()
 
 
-def run(*arguments: str, timeout: float = 60, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+def run(*arguments: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "vcpipe", *arguments]
-    return subprocess.run(command, capture_output=True, timeout=timeout, input=stdin, check=False)
-
-
-def wait_until(reached: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
+    return subprocess.run(command, capture_output=True, timeout=4 * PATIENCE_S, input=stdin, check=False)
 
 
 def endless_run(start: Callable[..., Command], *more: str) -> Command:
@@ -112,13 +106,13 @@ def endless_run(start: Callable[..., Command], *more: str) -> Command:
     recording = str(GOLDEN / "input.wav")
     arguments = ("--audio", recording, "--clock", "wall", "--extra-seconds", "200", "--json", *more)
     command = start("run", "--model", str(TINY / "bf16"), *arguments)
-    wait_until(lambda: '"audio"' in command.stdout, 40, "first audio event")
+    wait_until(lambda: '"audio"' in command.stdout, "first audio event")
     return command
 
 
-def assert_nothing_left(command: Command, actors: list[psutil.Process], seconds: float) -> None:
-    wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in actors), seconds, "actors to leave")
-    wait_until(lambda: not list(command.folder.glob("vcpipe-*")), seconds, "socket folder to go")
+def assert_nothing_left(command: Command, actors: list[psutil.Process]) -> None:
+    wait_until(lambda: not any(map(is_alive, actors)), "actors to leave")
+    wait_until(lambda: not list(command.folder.glob("vcpipe-*")), "socket folder to go")
 
 
 @pytest.mark.parametrize("variant", ["bf16", "q4"])
@@ -169,14 +163,25 @@ def test_a_bounded_history_of_the_speech_decoder_changes_codes_once_it_is_full()
     assert (summary["text"], summary["transcript"]) == (info["text"], info["transcript"])
 
 
-def test_the_default_checkpoint_writes_speech_and_says_that_it_is_noise(tmp_path: Path) -> None:
-    answer = tmp_path / "answer.wav"
-    done = run("run", "--audio", str(GOLDEN / "input.wav"), "--output-audio", str(answer), "--extra-seconds", "0")
+def test_the_first_command_of_the_readme_answers_the_question(tmp_path: Path) -> None:
+    answer, question = tmp_path / "answer.wav", TESTS.parent / "docs" / "question.wav"
+    done = run("run", "--audio", str(question), "--output-audio", str(answer))
     assert done.returncode == 0, done.stderr.decode()
-    assert "random weights: the output is noise" in done.stderr.decode()
+    assert done.stdout.decode() == "The capital of France is Paris.\n"
+    heard, summary = done.stderr.decode().splitlines()
+    assert heard == "heard: what is the capital of france"
     with wave.open(str(answer)) as file:
         assert (file.getframerate(), file.getsampwidth(), file.getnchannels()) == (22050, 2, 1)
-        assert file.getnframes() == 31 * 1764
+        assert file.getnframes() == int(summary.split()[0]) * 1764
+
+
+def test_random_weights_are_called_so(tmp_path: Path) -> None:
+    folder = shutil.copytree(TINY / "bf16", tmp_path / "random")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"vcpipe": {"random_weights": True}}), encoding="utf-8")
+    done = run("run", "--model", str(folder), "--audio", str(GOLDEN / "input.wav"), "--extra-seconds", "0")
+    assert done.returncode == 0
+    assert "random weights: the output is noise" in done.stderr.decode()
 
 
 def test_a_limit_ends_the_run_with_what_was_done() -> None:
@@ -234,8 +239,8 @@ def test_a_killed_actor_ends_the_run(start: Callable[..., Command], stage: str) 
     command = endless_run(start)
     actors = command.actors()
     actors[stage].kill()
-    assert command.process.wait(3) == 1
-    assert_nothing_left(command, list(actors.values()), 1)
+    assert command.process.wait(PATIENCE_S) == 1
+    assert_nothing_left(command, list(actors.values()))
     assert re.search(rf"error: {stage} ended while it was needed \(signal SIGKILL\)", command.stderr)
     assert "Traceback" not in command.stderr
 
@@ -244,15 +249,15 @@ def test_a_killed_parent_leaves_nothing(start: Callable[..., Command]) -> None:
     command = endless_run(start)
     actors = command.process.children()
     command.process.kill()
-    assert_nothing_left(command, actors, 3)
+    assert_nothing_left(command, actors)
 
 
 def test_a_parent_killed_while_loading_leaves_nothing(start: Callable[..., Command]) -> None:
     command = start("run", "--model", str(TINY / "bf16"), "--audio", str(GOLDEN / "input.wav"))
-    wait_until(lambda: len(command.process.children()) == 4, 20, "four children")
+    wait_until(lambda: len(command.process.children()) == 4, "four children")
     actors = command.process.children()
     command.process.kill()
-    assert_nothing_left(command, actors, 3)
+    assert_nothing_left(command, actors)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +270,8 @@ def test_a_signal_ends_the_run_in_order(
     command = endless_run(start, "--output-audio", str(answer))
     actors = command.process.children()
     os.killpg(command.process.pid, number)
-    assert command.process.wait(5) == code
-    assert_nothing_left(command, actors, 1)
+    assert command.process.wait(PATIENCE_S) == code
+    assert_nothing_left(command, actors)
     assert "Traceback" not in command.stderr and "leaked" not in command.stderr
     with wave.open(str(answer)) as file:
         assert file.getnframes() > 0 and file.getnframes() % 1764 == 0
@@ -274,11 +279,11 @@ def test_a_signal_ends_the_run_in_order(
 
 def test_ctrl_c_while_loading(start: Callable[..., Command]) -> None:
     command = start("run", "--model", str(TINY / "bf16"), "--audio", str(GOLDEN / "input.wav"))
-    wait_until(lambda: len(command.process.children()) == 4, 20, "four children")
+    wait_until(lambda: len(command.process.children()) == 4, "four children")
     actors = command.process.children()
     os.killpg(command.process.pid, signal.SIGINT)
-    assert command.process.wait(5) == 130
-    assert_nothing_left(command, actors, 1)
+    assert command.process.wait(PATIENCE_S) == 130
+    assert_nothing_left(command, actors)
     assert "Traceback" not in command.stderr
 
 
@@ -308,7 +313,7 @@ def test_tap_follows_a_run(start: Callable[..., Command], socket_folder: Path) -
     endpoint = f"ipc://{socket_folder}/tap"
     command = endless_run(start, "--tap", endpoint)
     listener = subprocess.Popen(
-        [sys.executable, "-m", "vcpipe", "tap", "--endpoint", endpoint, "--json", "--timeout", "2"],
+        [sys.executable, "-m", "vcpipe", "tap", "--endpoint", endpoint, "--json", "--timeout", str(PATIENCE_S)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

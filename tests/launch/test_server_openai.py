@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from serving import MODEL, FakePipeline, RunningServer, kinds, running_server
+from waiting import PATIENCE_S
 
 from vcpipe.launch.server.openai import GrowingText, OpenAIDialect
 from vcpipe.launch.server.protocol import (
@@ -275,7 +276,11 @@ async def talk(server: RunningServer, model: str, *, cancel: bool = False) -> li
     events: list[JsonObject] = []
     async with (
         AsyncOpenAI(base_url=f"http://{url}", websocket_base_url=f"ws://{url}", api_key="none") as client,
-        client.realtime.connect(model=model, extra_query={"dialect": "openai"}) as connection,
+        client.realtime.connect(
+            model=model,
+            extra_query={"dialect": "openai"},
+            websocket_connection_options={"open_timeout": PATIENCE_S, "ping_interval": None},
+        ) as connection,
     ):
         events.append(checked(await connection.recv()))
         audio: Any = {"input": {"format": FORMAT}, "output": {"format": FORMAT}}
@@ -300,7 +305,7 @@ async def talk(server: RunningServer, model: str, *, cancel: bool = False) -> li
 
 @pytest.mark.process
 def test_official_client_talks(server: RunningServer) -> None:
-    events = asyncio.run(asyncio.wait_for(talk(server, MODEL), 90))
+    events = asyncio.run(asyncio.wait_for(talk(server, MODEL), 4 * PATIENCE_S))
     errors = [event["error"] for event in events if event["type"] == "error"]
     assert [error["event_id"] for error in errors] == ["mine"]
     said = [kind for kind in kinds(events) if not kind.endswith(".delta") and kind != "error"]
@@ -318,12 +323,12 @@ def test_official_client_talks(server: RunningServer) -> None:
 
 @pytest.mark.process
 def test_official_client_cancels(server: RunningServer) -> None:
-    events = asyncio.run(asyncio.wait_for(talk(server, MODEL, cancel=True), 90))
+    events = asyncio.run(asyncio.wait_for(talk(server, MODEL, cancel=True), 4 * PATIENCE_S))
     assert events[-1]["type"] == "response.done" and events[-1]["response"]["status"] == "cancelled"
 
 
 @pytest.mark.process
 def test_official_client_with_another_model_is_told_so(server: RunningServer) -> None:
-    events = asyncio.run(asyncio.wait_for(talk(server, "gpt-realtime"), 90))
+    events = asyncio.run(asyncio.wait_for(talk(server, "gpt-realtime"), 4 * PATIENCE_S))
     assert kinds(events) == ["session.created", "error"]
     assert repr(MODEL) in events[-1]["error"]["message"]

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from waiting import PATIENCE_S
 
 from vcpipe.launch.server.metrics import Metrics
 from vcpipe.launch.server.outbox import Outbox
@@ -44,7 +45,7 @@ def test_many_that_come_at_once_get_the_slots_there_are() -> None:
 
 def test_a_newcomer_waits_for_a_slot_that_is_being_freed() -> None:
     async def run() -> None:
-        reservations = Reservations(1, grace_s=0.01, leaving_s=10.0)
+        reservations = Reservations(1, grace_s=0.01, leaving_s=PATIENCE_S)
         slot = reservations.try_reserve()
         assert slot is not None
         slot.leave()

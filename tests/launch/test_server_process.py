@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -19,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from serving import FRAME, Client, kinds, pcm_of, until
+from serving import FRAME, Client, kinds, pcm_of
+from waiting import PATIENCE_S, assert_quick, wait_until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -45,7 +47,7 @@ class Served:
                 start_new_session=True,
             )
         self.folder = folder
-        until(lambda: re.search(r":\d+, loading", self.stderr) or self.process.poll() is not None, 30)
+        wait_until(lambda: re.search(r":\d+, loading", self.stderr) or self.process.poll() is not None)
         found = re.search(r"http://127\.0\.0\.1:(\d+),", self.stderr)
         assert found, self.stderr
         self.port = int(found[1])
@@ -56,18 +58,19 @@ class Served:
 
     def connect(self) -> Client:
         url = f"ws://127.0.0.1:{self.port}/v1/realtime"
-        return Client(connect(url, open_timeout=30, max_size=None, max_queue=None, compression=None))
+        patience = {"open_timeout": PATIENCE_S, "close_timeout": PATIENCE_S, "ping_interval": None}
+        return Client(connect(url, max_size=None, max_queue=None, compression=None, **patience))
 
     def configured(self, **session: object) -> Client:
         client = self.connect()
         client.expect("session.created")
         client.send("session.update", session=session)
-        assert client.receive(60)["type"] == "session.updated"
+        assert client.receive(4 * PATIENCE_S)["type"] == "session.updated"
         return client
 
     def health(self) -> dict:
         command = ["curl", "-s", f"http://127.0.0.1:{self.port}/health"]
-        return json.loads(subprocess.run(command, capture_output=True, timeout=10, check=True).stdout)
+        return json.loads(subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=True).stdout)
 
     def actor(self, stage: str) -> psutil.Process:
         for child in self.process.children():
@@ -77,10 +80,12 @@ class Served:
         raise AssertionError(f"no process of {stage}")
 
     def stop(self, number: int) -> float:
-        """Send a signal; returns the seconds until the process is gone."""
+        """Send a signal; returns the seconds until the process and its children are gone."""
+        children = self.process.children()
         started = time.monotonic()
         self.process.send_signal(number)
-        self.process.wait(15)
+        self.process.wait(PATIENCE_S)
+        assert psutil.wait_procs(children, PATIENCE_S)[1] == []
         return time.monotonic() - started
 
 
@@ -101,8 +106,6 @@ def serving(*arguments: str) -> Iterator[Served]:
             with contextlib.suppress(psutil.Error):
                 if served.process.poll() is None:
                     served.stop(signal.SIGTERM)
-                    _, alive = psutil.wait_procs(children, 5)
-                    assert alive == []
             for process in children:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
@@ -134,7 +137,7 @@ def test_a_recording_through_the_socket_equals_run(served: Served, tmp_path: Pat
     output = tmp_path / "answer.wav"
     command = [sys.executable, "-m", "vcpipe", "run", "--audio", str(QUESTION), "--output-audio", str(output)]
     command += ["--model", str(CHECKPOINT), "--seed", "3", "-p", "Be brief.", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=True)
     summary = json.loads(done.stdout.splitlines()[-1])
     with wave.open(str(output)) as wav:
         expected = wav.readframes(wav.getnframes())
@@ -166,15 +169,18 @@ def test_busy_then_admitted(served: Served) -> None:
 
 
 def test_a_ping_while_forty_frames_wait(served: Served) -> None:
-    with served.configured() as client:
-        client.append(40 * FRAME)
-        sent = time.monotonic()
-        client.send("session.ping")
-        before = client.until("session.pong")
-        assert time.monotonic() - sent < 0.1
-        assert kinds(before).count("response.audio.delta") < 40
-        client.send("session.cancel")
-        assert client.rest()[-1]["type"] == "response.cancelled"
+    def attempt() -> float:
+        with served.configured() as client:
+            client.append(40 * FRAME)
+            sent = time.monotonic()
+            client.send("session.ping")
+            before = client.until("session.pong")
+            seconds = time.monotonic() - sent
+            client.send("session.cancel")
+            assert client.rest()[-1]["type"] == "response.cancelled"
+        return seconds if kinds(before).count("response.audio.delta") < 40 else math.inf
+
+    assert_quick(attempt, 0.1)
 
 
 def test_reconnects_start_fresh(served: Served) -> None:
@@ -217,16 +223,22 @@ def test_random_messages(served: Served) -> None:
 def test_a_stage_that_is_killed() -> None:
     """Told within a second by name; the session ends; the next one finds the stages started anew."""
     with serving("--model", str(CHECKPOINT)) as served:
-        with served.configured() as client:
-            client.append(FRAME)
-            client.until("response.audio.delta")
-            killed = time.monotonic()
-            served.actor("codec").kill()
-            error = client.expect_error("inference_error")
-            assert time.monotonic() - killed < 1.5
-            assert error["message"].startswith("codec ended") and "SIGKILL" in error["message"]
-            assert client.close_code() == 1011
-        until(lambda: served.health()["status"] == "failed")
+
+        def attempt() -> float:
+            with served.configured() as client:
+                client.append(FRAME)
+                client.until("response.audio.delta")
+                codec = served.actor("codec")
+                killed = time.monotonic()
+                codec.kill()
+                error = client.expect_error("inference_error")
+                seconds = time.monotonic() - killed
+                assert error["message"].startswith("codec ended") and "SIGKILL" in error["message"]
+                assert client.close_code() == 1011
+            return seconds
+
+        assert_quick(attempt, 1.5)
+        wait_until(lambda: served.health()["status"] == "failed")
         assert served.health()["dead_stages"] == ["codec"]
         with served.configured() as client:
             client.append(FRAME)
@@ -238,26 +250,30 @@ def test_a_stage_that_is_killed() -> None:
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=lambda n: str(n)
 )
 def test_signals_end_it_with_a_word_to_the_client(number: int, code: int) -> None:
-    with serving("--model", str(CHECKPOINT)) as served:
-        client = served.configured()
-        children = served.process.children()
-        assert len(children) == 4
-        assert served.stop(number) < 5
-        assert served.process.returncode == code
-        with pytest.raises(ConnectionClosed):
-            client.receive()
-        assert client.socket.close_code == 1012
-        assert psutil.wait_procs(children, 1)[1] == []
-        assert "Traceback" not in served.stderr and "leaked" not in served.stderr
+    def attempt() -> float:
+        with serving("--model", str(CHECKPOINT)) as served:
+            client = served.configured()
+            assert len(served.process.children()) == 4
+            seconds = served.stop(number)
+            assert served.process.returncode == code
+            with pytest.raises(ConnectionClosed):
+                client.receive()
+            assert client.socket.close_code == 1012
+            assert "Traceback" not in served.stderr and "leaked" not in served.stderr
+        return seconds
+
+    assert_quick(attempt, 5.0)
 
 
 def test_ctrl_c_while_it_loads() -> None:
-    with serving("--model", str(CHECKPOINT)) as served:
-        until(lambda: len(served.process.children()) == 4)
-        children = served.process.children()
-        assert served.stop(signal.SIGINT) < 5
-        assert psutil.wait_procs(children, 1)[1] == []
-        assert "Traceback" not in served.stderr
+    def attempt() -> float:
+        with serving("--model", str(CHECKPOINT)) as served:
+            wait_until(lambda: len(served.process.children()) == 4)
+            seconds = served.stop(signal.SIGINT)
+            assert "Traceback" not in served.stderr
+        return seconds
+
+    assert_quick(attempt, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +291,7 @@ def test_ctrl_c_while_it_loads() -> None:
 def test_what_the_user_can_mend(served: Served, arguments: list[str], words: str) -> None:
     filled = [argument.format(taken=served.port) for argument in arguments]
     command = [sys.executable, "-m", "vcpipe", "serve", *filled]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENCE_S)
     assert done.returncode == 2
     assert words in done.stderr and "Traceback" not in done.stderr
 
@@ -283,6 +299,6 @@ def test_what_the_user_can_mend(served: Served, arguments: list[str], words: str
 def test_others_can_reach_it_without_a_key() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "vcpipe", "serve", "--host", "0.0.0.0", "--port", "0", "--model", folder]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENCE_S)
     assert "there is no --api-key" in done.stderr
     assert done.returncode == 2 and "config.json" in done.stderr

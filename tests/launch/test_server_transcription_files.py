@@ -9,17 +9,21 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
 import soundfile
-from serving import MODEL, RunningServer, until
+from serving import MODEL, RunningServer, changed
 from transcribing import CHECKPOINT, FRAME, RATE, messages, said, transcribing_server, wav
+from waiting import PATIENCE_S, wait_until
 
+from vcpipe.launch.server import uploads
 from vcpipe.launch.server.security import Gate
 from vcpipe.launch.server.uploads import UploadLimits
+from vcpipe.pipeline.transcription import TAIL_SILENCE_S
 
 ROUTE = "/v1/audio/transcriptions"
 
@@ -34,12 +38,12 @@ def shared() -> Iterator[RunningServer]:
 def server(shared: RunningServer) -> Iterator[RunningServer]:
     """Afterwards no slot is held."""
     yield shared
-    until(lambda: shared.server.transcriptions.taken == 0)
+    wait_until(lambda: shared.server.transcriptions.taken == 0)
 
 
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.http}/v1", api_key="x", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"{server.http}/v1", api_key="x", max_retries=0, timeout=4 * PATIENCE_S) as client:
         yield client
 
 
@@ -59,7 +63,7 @@ def post(server: RunningServer, fields: dict[str, str], file: bytes | None = Non
     headers = {"Content-Type": "multipart/form-data; boundary=b"} | headers
     request = urllib.request.Request(server.http + ROUTE, body, headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=4 * PATIENCE_S) as response:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         with error:
@@ -73,11 +77,13 @@ def test_every_format(client: openai.OpenAI) -> None:
 
     seconds = round(messages(30) / RATE, 3)
     as_json = create()
-    assert as_json.text == said(30) and as_json.usage.seconds == pytest.approx(seconds)
+    assert as_json.text == said(30)
+    assert (as_json.usage.type, as_json.usage.seconds) == ("duration", pytest.approx(seconds))
     assert create(response_format="json", language="en", temperature=0, prompt="hint").text == said(30)
     assert create(response_format="text") == said(30) + "\n"
     verbose = create(response_format="verbose_json", timestamp_granularities=["word", "segment"])
     assert (verbose.text, verbose.language, verbose.duration) == (said(30), "english", pytest.approx(seconds))
+    assert (verbose.usage.type, verbose.usage.seconds) == ("duration", pytest.approx(seconds))
     assert " ".join(segment.text for segment in verbose.segments) == said(30)
     assert [segment.id for segment in verbose.segments] == list(range(len(verbose.segments)))
     assert " ".join(word.word for word in verbose.words) == said(30)
@@ -91,9 +97,34 @@ def test_every_format(client: openai.OpenAI) -> None:
 def test_a_stream(client: openai.OpenAI) -> None:
     with client.audio.transcriptions.create(file=("a.wav", silence(30)), model=MODEL, stream=True) as events:
         received = list(events)
-    assert [event.type for event in received[:-1]] == ["transcript.text.delta"] * 16
-    assert received[-1].type == "transcript.text.done" and received[-1].text == said(30)
+    assert [event.type for event in received[:-1]] == ["transcript.text.delta"] * 20
+    done = received[-1]
+    assert done.type == "transcript.text.done" and done.text == said(30)
+    assert (done.usage.type, done.usage.seconds) == ("duration", pytest.approx(messages(30) / RATE, abs=1e-3))
     assert "".join(event.delta for event in received[:-1]) == said(30)
+
+
+def test_the_last_word_comes_after_the_end_and_no_time_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file holds four messages; their recogniser says its last words in the silence behind them."""
+    monkeypatch.setenv("FAKE_WORDS", json.dumps({1: "good", 9: " morn", 10: "ing", 11: " all"}))
+    modules, seconds = {"perception": "fakes_words"}, messages(4) / RATE
+    with transcribing_server(stages=("perception",), modules=modules) as server:
+
+        def create(**options: Any) -> Any:
+            return client.audio.transcriptions.create(file=("a.wav", silence(4)), model=MODEL, **options)
+
+        with openai.OpenAI(base_url=f"{server.http}/v1", api_key="x", max_retries=0, timeout=4 * PATIENCE_S) as client:
+            verbose = create(response_format="verbose_json", timestamp_granularities=["word"])
+            assert verbose.text == create().text == list(create(stream=True))[-1].text == "good morning all"
+            assert [(word.word, word.start, word.end) for word in verbose.words] == [
+                ("good", 0.0, 0.08),
+                ("morning", 0.24, seconds),
+                ("all", 0.24, seconds),
+            ]
+            (segment,) = verbose.segments
+            assert (segment.start, segment.end, verbose.duration) == (0.0, seconds, seconds)
+            assert create(response_format="srt") == "1\n00:00:00,000 --> 00:00:00,256\ngood morning all\n\n"
+            assert create(response_format="vtt") == "WEBVTT\n\n00:00:00.000 --> 00:00:00.256\ngood morning all\n\n"
 
 
 @pytest.mark.parametrize("kind", ["FLAC", "OGG", "MP3"])
@@ -176,8 +207,9 @@ def test_one_channel_is_heard(server: RunningServer) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------- bounds
-def test_size_and_length_are_bounded() -> None:
-    limits = UploadLimits(max_bytes=50_000, max_seconds=1.0, pause_s=0.3)
+def test_size_and_length_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = UploadLimits(max_bytes=50_000, max_seconds=1.0, pause_s=PATIENCE_S)
+    monkeypatch.setattr(uploads, "_DRAIN_S", PATIENCE_S)  # whoever sends slowly sees the answer too
     with transcribing_server(stages=("perception",), uploads=limits) as server:
         for file in (b"\0" * 50_001, b"\0" * 2_000_000):
             status, answer = post(server, {}, file)
@@ -191,12 +223,12 @@ def test_size_and_length_are_bounded() -> None:
         assert len(bomb.getvalue()) < 50_000 < len(lying) * 2
         status, answer = post(server, {}, bomb.getvalue())
         assert status == 413
-        with socket.create_connection(("127.0.0.1", server.port)) as slow:
+        with changed(limits, pause_s=0.3), socket.create_connection(("127.0.0.1", server.port)) as slow:
             head = f"POST {ROUTE} HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
             slow.sendall(head.encode() + b"Content-Length: 1000\r\n\r\n--b\r\n")
-            slow.settimeout(10)
+            slow.settimeout(PATIENCE_S)
             assert b"408" in slow.recv(1000)
-        until(lambda: server.server.transcriptions.taken == 0)
+        wait_until(lambda: server.server.transcriptions.taken == 0)
 
 
 def test_files_and_live_transcriptions_share_their_slots(server: RunningServer) -> None:
@@ -205,21 +237,29 @@ def test_files_and_live_transcriptions_share_their_slots(server: RunningServer) 
         second.expect("session.created")
         status, answer = post(server, {}, silence(3))
         assert (status, answer["error"]["code"], answer["error"]["type"]) == (503, "server_busy", "server_error")
-    until(lambda: server.server.transcriptions.taken == 0)
+    wait_until(lambda: server.server.transcriptions.taken == 0)
     assert post(server, {}, silence(3))[0] == 200
 
 
-def test_a_client_that_leaves_frees_its_slot(server: RunningServer) -> None:
-    file = silence(3000)
-    for fields in ("", '--b\r\nContent-Disposition: form-data; name="stream"\r\n\r\ntrue\r\n'):
-        body = fields.encode() + b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + file
-        body += b"\r\n--b--\r\n"
-        head = f"POST {ROUTE} HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+@pytest.mark.parametrize(
+    "fields", ["", '--b\r\nContent-Disposition: form-data; name="stream"\r\n\r\ntrue\r\n'], ids=["whole", "stream"]
+)
+def test_a_client_that_leaves_frees_its_slot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fields: str) -> None:
+    """In the middle of its file, and though the stage is busy with that."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    monkeypatch.setenv("FAKE_HOLD", str(hold))
+    body = fields.encode() + b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    body += silence(3000) + b"\r\n--b--\r\n"
+    head = f"POST {ROUTE} HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    with transcribing_server(stages=("perception",), modules={"perception": "fakes_held"}) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as leaving:
             leaving.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            until(lambda: server.server.transcriptions.taken == 1)
-        until(lambda: server.server.transcriptions.taken == 0)
-    assert post(server, {}, silence(3))[0] == 200
+            wait_until(hold.with_suffix(".met").exists, "the stage works on it")
+            assert server.server.transcriptions.taken == 1
+        wait_until(lambda: server.server.transcriptions.taken == 0)
+        hold.unlink()
+        assert post(server, {}, silence(3))[0] == 200
 
 
 def test_keys_and_origins() -> None:
@@ -239,6 +279,7 @@ def test_several_files_at_a_time(server: RunningServer) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert len(answers) == 2
     for count, (status, answer) in answers:
         assert (status, answer["text"]) == (200, said(count))
 
@@ -259,12 +300,12 @@ def test_a_stage_that_dies_is_a_server_error_and_the_next_file_is_heard() -> Non
 
 def test_the_tiny_checkpoint_over_http_as_in_the_library() -> None:
     path = CHECKPOINT.parents[1] / "golden" / "input.wav"
-    with transcribing_server(stages=("perception",), fakes=False) as server:
+    with transcribing_server(stages=("perception",), modules=None) as server:
         status, answer = post(server, {}, path.read_bytes())
         assert status == 200
         pcm, _ = soundfile.read(path, dtype="float32")
         pipeline = server.server.engine._pipeline
-        with pipeline.open_transcription() as session:
+        with pipeline.open_transcription(tail_s=TAIL_SILENCE_S) as session:
             session.feed(pcm)
             session.close()
             assert answer["text"] == "".join(delta.text for delta in session.deltas())

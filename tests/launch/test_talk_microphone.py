@@ -30,6 +30,8 @@ RNG = np.random.default_rng(5)
 def sound(monkeypatch: pytest.MonkeyPatch) -> FakeSound:
     fake = FakeSound()
     monkeypatch.setitem(sys.modules, "sounddevice", fake)
+    # What is to be played out is not cut, however late the test comes to play it.
+    monkeypatch.setattr(microphone, "_PATIENCE_S", PATIENCE_S)
     return fake
 
 

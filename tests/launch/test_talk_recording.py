@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_server import ANSWER, FRAME, Visitor, scripted_server
+from scripted_server import ANSWER, FRAME, PATIENCE_S, Visitor, scripted_server
 
 from vcpipe.launch.talk.client import MOST_AHEAD
 from vcpipe.launch.talk.connection import realtime_url
@@ -143,15 +144,19 @@ def test_real_pace_sends_a_frame_every_80_ms(recording: str) -> None:
     times = []
 
     def script(visitor: Visitor) -> None:
-        visitor.open()
+        visitor.greet()
+        visitor.receive()
+        times.append(time.monotonic())
+        visitor.ready()
         while visitor.audio() is not None:
             times.append(time.monotonic())
         visitor.done()
 
     hold(script, audio=recording, extra_seconds=0.2, pace="real")
-    assert len(times) == 6
-    # Each is due at a multiple of 80 ms from the start: none early, though the first may arrive late.
-    assert times[-1] - times[0] > 5 * 0.08 - 0.06
+    ready, *arrivals = times
+    assert len(arrivals) == 6
+    # Each is due at a multiple of 80 ms from the start, which comes after the server is ready: none early.
+    assert all(arrival - ready > index * 0.08 - 0.005 for index, arrival in enumerate(arrivals))
 
 
 def test_the_recording_ends_where_the_session_takes_no_more(recording: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +210,7 @@ def test_an_error_closes_the_input_and_keeps_what_was_said(recording: str, tmp_p
 
     out = tmp_path / "out.wav"
     with pytest.raises(RemoteError, match="inference_error: frame 1 broke"):
-        hold(script, audio=recording, output_audio=out, pace="real")
+        hold(script, audio=recording, output_audio=out, extra_seconds=600.0, pace="real")
     assert commits == [False]
     assert len(samples_of(out)) == ANSWER
 
@@ -313,7 +318,7 @@ def test_p24_second_ctrl_c_quits_a_server_that_never_answers(recording: str) -> 
         interrupt()
         visitor.all_audio(answer=False)
         interrupt()
-        waiting.wait(10)
+        waiting.wait(PATIENCE_S)
 
     with scripted_server(script) as url:
         with pytest.raises(SystemExit) as left:
@@ -409,13 +414,17 @@ def test_the_command_ends_with_one_line_and_a_code(recording: str) -> None:
 
     def command(url: str) -> subprocess.CompletedProcess[str]:
         arguments = [sys.executable, "-m", "vcpipe", "talk", "--url", url, "--audio", recording]
-        return subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     with scripted_server(script) as url:
         done = command(url)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: the server cancelled the session; start another one\n"
-    gone = command(url)
+    # Bound, so that nobody else answers there; not listening, so that it does not.
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        url = f"ws://127.0.0.1:{bound.getsockname()[1]}"
+        gone = command(url)
     assert gone.returncode == 2
     assert (
         gone.stderr == f"error: nothing answers at {url}/v1/realtime: connection refused; is `vcpipe serve` running?\n"

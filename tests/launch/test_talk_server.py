@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import PATIENCE_S, is_alive
 
 DATA = Path(__file__).parent.parent / "data"
 MODEL = ("--model", str(DATA / "tiny" / "bf16"))
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.process
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "vcpipe", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False)
 
 
 def pcm(path: Path) -> bytes:
@@ -55,7 +56,7 @@ def served() -> Iterator[str]:
             yield found[0]
         finally:
             server.terminate()
-            server.communicate(timeout=30)
+            server.communicate(timeout=PATIENCE_S)
 
 
 def test_talk_prints_transcript_and_answer_and_writes_what_run_writes(spoken: bytes, tmp_path: Path) -> None:
@@ -103,12 +104,12 @@ def test_ctrl_c_commits_leaves_a_whole_wav_and_nothing_behind(tmp_path: Path) ->
     )
     with command:
         for _ in range(5):
-            while "response.audio.delta" not in command.stdout.readline():
-                pass
+            while "response.audio.delta" not in (line := command.stdout.readline()):
+                assert line, "it ended"
         actors = command.children(recursive=True)
         os.killpg(command.pid, signal.SIGINT)
-        rest, errors = command.communicate(timeout=30)
+        rest, errors = command.communicate(timeout=PATIENCE_S)
     summary = json.loads(rest.splitlines()[-1])
     assert (command.returncode, errors) == (130, "")
-    assert len(actors) == 4 and not any(actor.is_running() and actor.status() != "zombie" for actor in actors)
+    assert len(actors) == 4 and not any(map(is_alive, actors))
     assert summary["frames"] >= 5 and len(pcm(out)) == summary["frames"] * 1764 * 2

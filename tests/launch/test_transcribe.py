@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import psutil
 import pytest
 from fake_sound import FakeSound
 from rich.console import Console
+from waiting import PATIENCE_S, assert_quick, wait_until
 
 from vcpipe.launch import transcribe as command
 from vcpipe.launch.feeding import Feeder
@@ -80,7 +82,7 @@ def recording(tmp_path: Path) -> str:
 
 def vcpipe(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
     process = [sys.executable, "-m", "vcpipe", "transcribe", *arguments]
-    return subprocess.run(process, capture_output=True, timeout=60, check=False, **options)
+    return subprocess.run(process, capture_output=True, timeout=4 * PATIENCE_S, check=False, **options)
 
 
 # ------------------------------------------------------------------------------------------------------- what is told
@@ -90,9 +92,12 @@ def test_a_line_is_a_cue_and_the_figures_are_told(
     transcribe(TranscribeOptions(recording, language="en-US"))
     shown = capsys.readouterr()
     assert shown.out == "Good morning.\nA<B is true\n"
-    assert "2.40 s of audio in " in shown.err
-    for part in ("real-time factor 0.", "first text after 0.", "final 0."):
-        assert part in shown.err
+    number = r"\d+\.\d\d"
+    assert re.search(
+        rf"^2\.40 s of audio in {number} s, real-time factor {number}\d, first text after {number} s, final {number} s after",
+        shown.err,
+        re.MULTILINE,
+    )
 
 
 def test_subtitles_have_the_times_of_the_frames(script: Script, recording: str, tmp_path: Path) -> None:
@@ -135,11 +140,16 @@ def test_silence_has_no_text(script: Script, recording: str, capsys: pytest.Capt
 
 
 def test_a_terminal_shows_the_line_that_grows(script: Script, recording: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(command, "Console", lambda **_: Console(file=terminal, force_terminal=True, width=40))
-    transcribe(TranscribeOptions(recording, clock="wall"))
-    shown = terminal.getvalue()
-    assert "Ctrl-C ends" in shown and shown.count("Good morning.") >= 2
+    def times_shown() -> int:
+        terminal = io.StringIO()
+        monkeypatch.setattr(command, "Console", lambda **_: Console(file=terminal, force_terminal=True, width=40))
+        transcribe(TranscribeOptions(recording, clock="wall"))
+        shown = terminal.getvalue()
+        assert "Ctrl-C ends" in shown
+        return shown.count("Good morning.")
+
+    # Ten times a second, from its last word until it is a cue; a machine that stood still meanwhile may have shown it once.
+    assert any(times_shown() >= 2 for _ in range(5))
 
 
 @pytest.mark.parametrize(("coding", "kind"), [("s16le", "<i2"), ("f32le", "<f4")])
@@ -155,11 +165,13 @@ def test_samples_without_a_header(
 def test_on_the_wall_clock_text_comes_before_the_end(
     script: Script, recording: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    transcribe(TranscribeOptions(recording, clock="wall", as_json=True))
-    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert summary["wall_seconds"] >= 2.3
-    assert summary["first_text_seconds"] < 1.5
-    assert summary["close_to_final_seconds"] < 1.0
+    def attempt() -> float:
+        transcribe(TranscribeOptions(recording, clock="wall", as_json=True))
+        summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert summary["wall_seconds"] >= 2.3
+        return max(summary["first_text_seconds"] - 0.5, summary["close_to_final_seconds"])
+
+    assert_quick(attempt, 1.0)
 
 
 # -------------------------------------------------------------------------------------------------------- the microphone
@@ -199,7 +211,7 @@ def test_a_microphone_that_is_unplugged_is_an_error_after_what_was_said(
         transcribe(TranscribeOptions(microphone=True))
     thread.join()
     # The script goes on in the silence that is heard at the end.
-    assert capsys.readouterr().out.splitlines()[0] == "Good morning."
+    assert capsys.readouterr().out.startswith("Good morning.")
 
 
 # ----------------------------------------------------------------------------------------------------------- mistakes
@@ -283,13 +295,6 @@ class Endless:
         self.stopped = True
 
 
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not reached():
-        assert time.monotonic() < deadline, "not within 10 s"
-        time.sleep(0.005)
-
-
 def test_no_more_is_read_than_a_little_ahead() -> None:
     source, session = Endless(), Session()
     with Feeder(source, session, can_wait=True) as feeder:
@@ -304,8 +309,29 @@ def test_no_more_is_read_than_a_little_ahead() -> None:
 def test_a_session_that_ended_ends_the_feeder() -> None:
     session = Session(most=16000)
     with Feeder(Endless(), session, can_wait=True) as feeder:
-        assert session.closed.wait(10)
+        assert session.closed.wait(PATIENCE_S)
     assert feeder.error is None
+
+
+def test_ctrl_c_may_come_at_any_moment_of_what_is_told_to_the_feeder() -> None:
+    """Its handler stops the feeder between any two lines, on the same thread."""
+    source = Endless()
+    feeder = Feeder(source, Session(), can_wait=True)
+
+    def interrupt(*line: Any) -> Callable[..., Any]:
+        feeder.stop()
+        return interrupt
+
+    def tell() -> None:
+        sys.settrace(interrupt)
+        feeder.heard(1.0)
+        feeder.stop()
+        sys.settrace(None)
+
+    telling = threading.Thread(target=tell, daemon=True)
+    telling.start()
+    telling.join(PATIENCE_S)
+    assert not telling.is_alive() and source.stopped
 
 
 # ---------------------------------------------------------------------------------------------------------- a process
@@ -345,7 +371,7 @@ def test_a_mistake_is_one_line_and_exit_2(arguments: tuple[str, ...], stdin: byt
 
 def test_a_closed_standard_input() -> None:
     shell = f"exec {sys.executable} -m vcpipe transcribe - <&-"
-    done = subprocess.run(["sh", "-c", shell], capture_output=True, timeout=60, check=False)
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stderr.decode()) == (2, "error: standard input is closed\n")
 
 
@@ -372,10 +398,10 @@ def test_a_pipe_is_heard_before_its_end_and_a_signal_keeps_what_was_heard(
         assert first["kind"] == "delta"
         (actor,) = psutil.Process(process.pid).children()
         os.killpg(process.pid, number)
-        rest, errors = process.communicate(timeout=10)
+        rest, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
-        process.wait(5)
+        process.wait(PATIENCE_S)
     assert process.returncode == code, errors.decode()
     assert errors == b"" and not actor.is_running()
     lines = [first, *map(json.loads, rest.decode().splitlines())]

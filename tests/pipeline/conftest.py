@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from fakes import FAKES
+from waiting import wait_until
 
 from vcpipe.pipeline.pipeline import Pipeline
 from vcpipe.pipeline.tracks import Delivery
 from vcpipe.schemas.config import PipelineConfig
+from vcpipe.schemas.geometry import STAGES
 
 CHECKPOINT = Path(__file__).parents[1] / "data" / "tiny" / "bf16"
 
@@ -38,6 +40,11 @@ class Shared:
     def heard_of(self, session: str) -> list[Delivery]:
         return [delivery for name, delivery in self.heard if name == session]
 
+    def all_heard_of(self, session: str) -> list[Delivery]:
+        """Of a session that has ended. The listener is told after the session's reader."""
+        wait_until(lambda: "ended" in self.heard_of(session), "the listener hears of the end")
+        return self.heard_of(session)
+
 
 @pytest.fixture(scope="session")
 def shared(short_folder: Path, fakes_for_children: None) -> Iterator[Shared]:
@@ -46,6 +53,8 @@ def shared(short_folder: Path, fakes_for_children: None) -> Iterator[Shared]:
         patch.setattr(tempfile, "tempdir", None)
         shared = Shared(f"ipc://{short_folder}/tap")
     with shared.pipeline:
+        # The last connection of a start is that of the beats: from here on, open files are only those of sessions.
+        wait_until(lambda: set(shared.pipeline.beats) == set(STAGES), "every stage's first beat")
         yield shared
 
 

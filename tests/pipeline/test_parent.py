@@ -7,13 +7,13 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import fakes_parent
 import psutil
 import pytest
+from waiting import PATIENCE_S, is_alive, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -33,22 +33,18 @@ class Parent:
             text=True,
         )
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], 60.0)[0], "not ready within 60 s"
+        assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], "not ready"
         self.said = self.process.stdout.readline()
         self.children = psutil.Process(self.process.pid).children() if self.process.poll() is None else []
 
-    def ended(self, timeout_s: float) -> int:
-        """Exit code of the program, and nothing of it is left ``timeout_s`` from now."""
-        deadline = time.monotonic() + timeout_s
-        code = self.process.wait(timeout_s)
-        while self.left():
-            assert time.monotonic() < deadline, f"left: {self.left()}"
-            time.sleep(0.02)
+    def ended(self) -> int:
+        """Exit code of the program, once nothing of it is left."""
+        code = self.process.wait(PATIENCE_S)
+        wait_until(lambda: not self.left(), "actors and folder to go")
         return code
 
     def left(self) -> list[object]:
-        running = [child for child in self.children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-        return [*running, *self._folder.glob("vcpipe-*")]
+        return [*filter(is_alive, self.children), *self._folder.glob("vcpipe-*")]
 
     @property
     def stderr(self) -> str:
@@ -75,7 +71,7 @@ def parent(request: pytest.FixtureRequest, short_folder: Path) -> Iterator[Paren
 def test_a_killed_parent_leaves_nothing(parent: Parent) -> None:
     assert len(parent.children) == 4
     parent.process.send_signal(signal.SIGKILL)
-    assert parent.ended(3.0) == -signal.SIGKILL
+    assert parent.ended() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("parent", ["session"], indirect=True)
@@ -83,7 +79,7 @@ def test_a_killed_parent_leaves_nothing(parent: Parent) -> None:
 def test_other_signals_to_the_parent_leave_nothing_either(parent: Parent, number: signal.Signals) -> None:
     """The terminal's window is closed, a service manager says stop."""
     parent.process.send_signal(number)
-    assert parent.ended(3.0) == -number
+    assert parent.ended() == -number
 
 
 @pytest.mark.parametrize("parent", ["loading", "session"], indirect=True)
@@ -91,20 +87,20 @@ def test_ctrl_c_reaches_the_parent_alone(parent: Parent) -> None:
     """It goes to the whole group; no child says a word."""
     assert len(parent.children) == 4
     os.killpg(parent.process.pid, signal.SIGINT)
-    assert parent.ended(5.0) == 130
+    assert parent.ended() == 130
     assert parent.stderr == ""
 
 
 @pytest.mark.parametrize("parent", ["leave"], indirect=True)
 def test_a_program_that_closes_nothing_ends_quietly_and_never_loads_mlx(parent: Parent) -> None:
     assert parent.said == "ready False\n"
-    assert parent.ended(5.0) == 0
+    assert parent.ended() == 0
     assert parent.stderr == ""
 
 
 @pytest.mark.parametrize("parent", ["error"], indirect=True)
 def test_a_program_that_fails_shows_its_own_error_only(parent: Parent) -> None:
-    assert parent.ended(8.0) == 1
+    assert parent.ended() == 1
     stderr = parent.stderr
     assert stderr.count("Traceback") == 1
     assert stderr.endswith("ValueError: the program is wrong\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from waiting import PATIENCE_S, assert_quick, wait_until
 
 from vcpipe.pipeline.pipeline import Pipeline
 from vcpipe.schemas.config import PipelineConfig
@@ -38,13 +40,6 @@ def silence(frames: int) -> np.ndarray:
     return np.zeros(frames * 1280, np.float32)
 
 
-def wait_until(reached: Callable[[], bool], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not reached():
-        assert time.monotonic() < deadline, f"not reached within {timeout_s} s"
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def nothing_left(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Afterwards no further child, no socket folder and no open file is left."""
@@ -56,7 +51,7 @@ def nothing_left(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
     before = state()
     yield short_folder
-    assert state() == before
+    wait_until(lambda: state() == before, "everything is as it was")
 
 
 # -- running
@@ -118,10 +113,13 @@ def test_a_stage_without_a_module_says_so(start: Start, nothing_left: Path) -> N
 
 
 def test_a_start_is_bounded(start: Start, nothing_left: Path) -> None:
-    started = time.monotonic()
-    with pytest.raises(ActorStartupError, match="^perception not ready after 0.7 s$"):
-        start("perception", perception="fakes_slow", startup_timeout_s=0.7)
-    assert time.monotonic() - started < 3
+    def attempt() -> float:
+        started = time.monotonic()
+        with pytest.raises(ActorStartupError, match="^perception not ready after 0.7 s$"):
+            start("perception", perception="fakes_slow", startup_timeout_s=0.7)
+        return time.monotonic() - started
+
+    assert_quick(attempt, 3.0)
 
 
 def test_without_a_checkpoint_nothing_is_started(nothing_left: Path) -> None:
@@ -143,60 +141,86 @@ def test_without_a_checkpoint_nothing_is_started(nothing_left: Path) -> None:
 def test_an_actor_that_dies_is_named_with_its_last_words(
     start: Start, nothing_left: Path, fault: str, complaint: str
 ) -> None:
-    pipeline = start("perception", "language")
-    session = pipeline.open_session(system_prompt=f"language:{fault}@2")
-    started = time.monotonic()
-    with pytest.raises(ActorDiedError, match=complaint) as caught:
-        session.push_audio(silence(5))
-    assert time.monotonic() - started < 1
-    assert fault == "exit" or "fakes.py" in str(caught.value)
-    with pytest.raises(ActorDiedError, match=complaint):
-        pipeline.open_session()
-    session.close()
-    started = time.monotonic()
-    pipeline.close()
-    assert time.monotonic() - started < 1
+    def attempt() -> float:
+        pipeline = start("perception", "language")
+        session = pipeline.open_session(system_prompt=f"language:{fault}@2")
+        started = time.monotonic()
+        with pytest.raises(ActorDiedError, match=complaint) as caught:
+            session.push_audio(silence(5))
+        noticed = time.monotonic()
+        assert fault == "exit" or "fakes.py" in str(caught.value)
+        with pytest.raises(ActorDiedError, match=complaint):
+            pipeline.open_session()
+        session.close()
+        closing = time.monotonic()
+        pipeline.close()
+        return max(noticed - started, time.monotonic() - closing)
+
+    assert_quick(attempt, 1.0)
 
 
 def test_a_killed_actor_is_noticed_within_a_second_by_every_session(start: Start, nothing_left: Path) -> None:
-    pipeline = start("perception", "language")
-    waiting = pipeline.open_session(clock="stepped")
-    waiting.feed(silence(3))
-    with pipeline.open_session() as session:
-        session.push_audio(silence(3))
-        os.kill(pipeline.pids["language"], signal.SIGKILL)
-        started = time.monotonic()
-        with pytest.raises(ActorDiedError, match=r"language ended while it was needed \(signal SIGKILL\)"):
-            while True:
-                session.push_audio(silence(1))
-        with pytest.raises(ActorDiedError, match="SIGKILL"):
-            list(waiting.events(timeout_s=1.0))
-        assert time.monotonic() - started < 1
-    pipeline.close()
+    def attempt() -> float:
+        pipeline = start("perception", "language")
+        waiting = pipeline.open_session(clock="stepped")
+        waiting.feed(silence(3))
+        with pipeline.open_session() as session:
+            session.push_audio(silence(3))
+            os.kill(pipeline.pids["language"], signal.SIGKILL)
+            started = time.monotonic()
+            with pytest.raises(ActorDiedError, match=r"language ended while it was needed \(signal SIGKILL\)"):
+                while True:
+                    session.push_audio(silence(1))
+            with pytest.raises(ActorDiedError, match="SIGKILL"):
+                list(waiting.events())
+            seconds = time.monotonic() - started
+        pipeline.close()
+        return seconds
+
+    assert_quick(attempt, 1.0)
 
 
 def test_a_session_opened_while_an_actor_dies_is_not_forgotten(start: Start, nothing_left: Path) -> None:
     """Every opening ends at once, whether it was asked for before, while or after the death was noticed."""
-    pipeline = start("perception")
-    os.kill(pipeline.pids["perception"], signal.SIGKILL)
-    started = time.monotonic()
-    for _ in range(50):
-        with pytest.raises(ActorDiedError, match="SIGKILL"):
-            pipeline.open_session()
-    assert time.monotonic() - started < 2
-    pipeline.close()
+
+    def attempt() -> float:
+        pipeline = start("perception")
+        os.kill(pipeline.pids["perception"], signal.SIGKILL)
+        started = time.monotonic()
+        for _ in range(50):
+            with pytest.raises(ActorDiedError, match="SIGKILL"):
+                pipeline.open_session()
+        seconds = time.monotonic() - started
+        pipeline.close()
+        return seconds
+
+    assert_quick(attempt, 2.0)
 
 
 def test_a_step_that_hangs_ends_within_its_bound(start: Start, nothing_left: Path) -> None:
-    pipeline = start("perception", "language", step_timeout_s=0.5)
-    session = pipeline.open_session(system_prompt="language:hang@1")
-    started = time.monotonic()
-    with pytest.raises(StageTimeoutError, match="language"):
-        session.push_audio(silence(5))
-    assert time.monotonic() - started < 2
-    # The stuck step is seen in its stage's beats, and then nobody may start a session on it.
-    wait_until(lambda: _refusal(pipeline) == "language has been in one step for more than 0.5 s", 3.0)
-    pipeline.close(graceful_s=0.2)
+    def attempt() -> float:
+        pipeline = start("perception", "language", step_timeout_s=0.5)
+        session = pipeline.open_session(system_prompt="language:hang@1")
+        started = time.monotonic()
+        with pytest.raises(StageTimeoutError, match="language"):
+            session.push_audio(silence(5))
+        seconds = time.monotonic() - started
+        # The stuck step is seen in its stage's beats, and then nobody may start a session on it.
+        wait_until(lambda: _refusal(pipeline) == "language has been in one step for more than 0.5 s")
+        pipeline.close(graceful_s=0.2)
+        return seconds
+
+    assert_quick(attempt, 2.0)
+
+
+def test_many_short_steps_are_no_long_one(start: Start, nothing_left: Path) -> None:
+    """A beat in the middle of a step says nothing of the time until the next beat."""
+    pipeline = start("perception", step_timeout_s=0.9)
+    with pipeline.open_session(system_prompt="perception:sleep=0.02") as session:
+        session.feed(silence(110))
+        session.end()
+        assert list(session.events(PATIENCE_S))[-1] == Event("done", 110)
+    pipeline.close()
 
 
 def _refusal(pipeline: Pipeline) -> str:
@@ -209,15 +233,21 @@ def _refusal(pipeline: Pipeline) -> str:
 
 def test_close_walks_the_ladder_to_its_end(start: Start, nothing_left: Path) -> None:
     """A stopped process answers neither Shutdown nor SIGTERM; frames are queued for it."""
-    pipeline = start()
-    pids = pipeline.pids
-    session = pipeline.open_session()
-    os.kill(pids["language"], signal.SIGSTOP)
-    session.feed(silence(100))
-    started = time.monotonic()
-    pipeline.close(graceful_s=0.5)
-    assert 1.5 <= time.monotonic() - started < 3
-    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+    def attempt() -> float:
+        pipeline = start()
+        pids = pipeline.pids
+        session = pipeline.open_session()
+        os.kill(pids["language"], signal.SIGSTOP)
+        session.feed(silence(100))
+        started = time.monotonic()
+        pipeline.close(graceful_s=0.5)
+        seconds = time.monotonic() - started
+        assert seconds >= 1.5
+        assert not any(psutil.pid_exists(pid) for pid in pids.values())
+        return seconds
+
+    assert_quick(attempt, 3.0)
 
 
 def test_the_ladder_gives_a_busy_step_time_to_end(start: Start, nothing_left: Path) -> None:
@@ -225,7 +255,7 @@ def test_the_ladder_gives_a_busy_step_time_to_end(start: Start, nothing_left: Pa
     session = pipeline.open_session(system_prompt="perception:sleep=0.4")
     session.feed(silence(3))
     process = psutil.Process(pipeline.pids["perception"])
-    pipeline.close()
+    pipeline.close(graceful_s=30.0)
     assert not process.is_running()
     assert [p.wait(0) for p in pipeline._processes] == [0]
 
@@ -244,23 +274,39 @@ def test_twenty_cancelled_sessions_leave_nothing(shared: Any, short_folder: Path
     processes = [psutil.Process(pid) for pid in (os.getpid(), *pipeline.pids.values())]
 
     def state() -> list[Any]:
-        shared_memory = sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else []
         files = sorted(str(path) for path in short_folder.rglob("*"))
-        return [files, shared_memory, [(process.num_fds(), process.num_threads()) for process in processes]]
+        return [files, [(process.num_fds(), process.num_threads()) for process in processes]]
+
+    def shared_memory() -> set[str]:
+        return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
 
     first = _a_cancelled_session(pipeline)
-    before = state()
+    wait_until_idle(pipeline)  # the control pipes, which a cancel is the first to use, are connected
+    before, segments = state(), shared_memory()
     memory = [process.memory_info().rss for process in processes]
     for _ in range(20):
         assert _a_cancelled_session(pipeline) == first
-    assert state() == before
+    wait_until(lambda: state() == before, "everything is as it was")
+    # Others may use it meanwhile, but hardly once for every session.
+    assert len(shared_memory() - segments) < 20
     grown = [process.memory_info().rss - rss for process, rss in zip(processes, memory, strict=True)]
     assert max(grown) < 20 << 20  # 1 MiB a session and process
-    beats = dict(pipeline.beats)
-    wait_until(lambda: all(pipeline.beats[stage] is not beats[stage] for stage in STAGES), 5.0)
-    assert [beat.sessions for beat in pipeline.beats.values()] == [0, 0, 0, 0]
-    assert [beat.busy_since_ns for beat in pipeline.beats.values()] == [0, 0, 0, 0]
+    wait_until_idle(pipeline)
     assert pipeline._coordinator.sessions == 0
+
+
+def wait_until_idle(pipeline: Pipeline) -> None:
+    """Until every stage has said anew that it does nothing and holds no session."""
+    before = pipeline.beats
+
+    def idle() -> bool:
+        beats = pipeline.beats
+        return all(
+            beats[stage] is not before[stage] and beats[stage].sessions == beats[stage].busy_since_ns == 0
+            for stage in STAGES
+        )
+
+    wait_until(idle, "idle stages")
 
 
 def _a_cancelled_session(pipeline: Pipeline) -> list[str | None]:
@@ -284,9 +330,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def test_pipes_may_be_tcp(start: Start, nothing_left: Path) -> None:
-    names = ["reports", "perception.in", "perception.control", "language.in", "language.control"]
-    endpoints = {name: f"tcp://127.0.0.1:{port}" for name, port in zip(names, free_ports(5), strict=True)}
-    pipeline = start("perception", "language", endpoints=endpoints)
+    pipeline = _start_on_free_ports(start)
     assert os.listdir(pipeline._folder) == []
     with pipeline.open_session() as session:
         events = session.push_audio(silence(20)) + session.flush()
@@ -295,6 +339,16 @@ def test_pipes_may_be_tcp(start: Start, nothing_left: Path) -> None:
         session.feed(silence(20))
         assert [event.kind for event in session.cancel()] == ["cancelled"]
     pipeline.close()
+
+
+def _start_on_free_ports(start: Start) -> Pipeline:
+    names = ["reports", "perception.in", "perception.control", "language.in", "language.control"]
+    for _ in range(10):
+        endpoints = {name: f"tcp://127.0.0.1:{port}" for name, port in zip(names, free_ports(5), strict=True)}
+        # Somebody else may have been faster to take one of them.
+        with contextlib.suppress(ConfigError, ActorStartupError):
+            return start("perception", "language", endpoints=endpoints)
+    return start("perception", "language", endpoints=endpoints)
 
 
 @pytest.fixture

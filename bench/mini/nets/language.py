@@ -289,18 +289,17 @@ class Language(nn.Module):
             rows = torch.where(prompt[..., None] >= 0, self.embed_tokens(prompt.clamp(min=0)), rows)
         return self.embed_tokens(text) + rows + self.function_weight * self.embed_tokens.weight[PAD]
 
-    def hidden(self, fused: Tensor, middle: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """(B, T, hidden) -> the same behind the final norm, and what stands before block number ``middle``."""
-        x, inside = fused, None
+    def hidden(self, fused: Tensor, *before: int) -> tuple[Tensor, ...]:
+        """(B, T, hidden) -> the same behind the final norm, and what stands ``before`` blocks of these numbers."""
+        x, inside = fused, {}
         for i, block in enumerate(self.llm.layers):
-            if i == middle:
-                inside = x
+            inside[i] = x
             x = block(x)
-        return self.llm.norm_f(x), inside
+        return self.llm.norm_f(x), *(inside[i] for i in before)
 
     def forward(self, encoded: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         """Text and function logits (B, T, vocabulary) of encoder frames and the previous text ids."""
-        hidden, _ = self.hidden(self.fuse(encoded, text))
+        (hidden,) = self.hidden(self.fuse(encoded, text))
         return self.lm_head(hidden), self.function_head(hidden)
 
     # -------------------------------------------------------------------------------------------- one position

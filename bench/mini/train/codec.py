@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 from pathlib import Path
 
 import torch
@@ -157,6 +158,7 @@ class Evaluation:
         """``mel_*``: mean distance of natural log-mel spectra; ``left_*``: share of the latents' energy that books leave.
 
         ``mel_said``: of what the speech decoder draws; ``loudness_said``: level against the recording's, in dB.
+        ``start_db``: level of the first 10 ms of a session that begins with silence.
         """
         zero, silent = silent_frames(self._waveform, codec.frame_samples)
         latents = codec.encode(self._waveform)
@@ -195,11 +197,13 @@ class Evaluation:
     def _of_silence(self, codec: Codec) -> dict[str, float]:
         latents = codec.encode(self._silence)
         codes, total = codec.quantise(latents)
+        decoded = codec.decode(total, torch.bfloat16)
         return {
             "silence_norm": float(latents.norm(dim=-1).max()),
             "silence_kinds": float(len(codes[0].unique(dim=0))),
             "silence_zero_codes": float((codes == 0).all(-1).float().mean()),
-            "silence_db": _decibel(codec.decode(total, torch.bfloat16)),
+            "silence_db": _decibel(decoded),
+            "start_db": _decibel(decoded[:, : codec.frame_samples // 8]),
         }
 
 
@@ -213,11 +217,12 @@ class Rival:
 
     def __init__(self, run: Run, frame: int, head_start: int) -> None:
         self.run, self._frame, self._head_start = run, frame, head_start
+        self._chance = random.Random(0)  # not the device's, which would have to be waited for
 
     def __call__(self, decoded: Tensor, true: Tensor) -> dict[str, Tensor]:
         """One step of the discriminators; then the losses of the decoder, once the discriminators know anything."""
         self.run.going()
-        start = int(torch.randint(decoded.shape[1] - JUDGED * self._frame + 1, ()))
+        start = self._chance.randrange(decoded.shape[1] - JUDGED * self._frame + 1)
         fake, real = (sound[:, start : start + JUDGED * self._frame] for sound in (decoded, true))
         opinions_of_real, opinions_of_fake = halves(self._judge(torch.cat([real, fake.detach()])))
         self.run.update(discriminator_loss(opinions_of_real, opinions_of_fake))
@@ -245,8 +250,9 @@ def train(options: argparse.Namespace) -> None:
     discriminators = Discriminators()
     if options.resume:
         load_weights(codec, options.resume)
-        if (options.resume / "discriminators").is_dir():
-            discriminators.load_state_dict(load_file(str(options.resume / "discriminators" / "weights.safetensors")))
+        judges = options.resume / "discriminators" / "weights.safetensors"
+        if judges.is_file():
+            discriminators.load_state_dict(load_file(str(judges)))
     codec, discriminators = codec.to(place), discriminators.to(place)
     frozen = options.freeze_codes
     if frozen:
@@ -288,9 +294,9 @@ def train(options: argparse.Namespace) -> None:
         if said:
             recorded, drawn = said.batch(of_said, FRAMES)
             waveform, given = torch.cat([waveform, recorded]), torch.cat([given, drawn])
-        rounded = run.fraction() >= bfloat16_from
-        decoded = codec.decode(given, torch.bfloat16 if rounded else torch.float32)[:, first:]
-        true = waveform[:, first:]
+        dtype = torch.bfloat16 if run.fraction() >= bfloat16_from else torch.float32
+        decoded, losses["start"] = decode(codec, given, dtype)
+        decoded, true = decoded[:, first:], waveform[:, first:]
         zero = silent_frames(waveform, codec.frame_samples)[0].repeat_interleave(codec.frame_samples, dim=1)[:, first:]
         losses["mel"], losses["magnitude"] = distance(decoded, true)
         losses["pause"] = loudness_of_silence(decoded, zero)
@@ -300,6 +306,7 @@ def train(options: argparse.Namespace) -> None:
         run.log(**losses)
         if run.elapsed() - evaluated > _EVALUATION_SECONDS:
             evaluated = run.elapsed()
+            run.save()
             run.event(**evaluation(run.average, distance))
     if not frozen:
         settle(run.average, crops, FINAL_LATENTS)
@@ -307,6 +314,17 @@ def train(options: argparse.Namespace) -> None:
     if rival_run.steps:
         rival_run.finish()
     run.event(**evaluation(run.average, distance))
+
+
+def decode(codec: Codec, latents: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Latents (B, T, 64) -> their waveform (B, 1764 T), and how loud a session begins that begins with silence.
+
+    A session has no past: its first convolutions see zeros, which silence does not look like further up. Of recordings this
+    teaches nothing, as the first frames of a crop do not count.
+    """
+    decoded = codec.decode(torch.cat([latents, torch.zeros_like(latents[:1])]), dtype)
+    beginning = decoded[-1:, : CONTEXT * codec.frame_samples]
+    return decoded[:-1], loudness_of_silence(beginning, torch.ones_like(beginning))
 
 
 def said_replies(
@@ -328,6 +346,7 @@ WEIGHTS = {
     "mel": 15.0,
     "magnitude": 1.0,
     "pause": 0.5,
+    "start": 0.5,
     "adversarial": 1.0,
     "features": 3.0,
     "commitment": 0.25,

@@ -19,16 +19,16 @@ from vcpipe.bench.mini.conversations import RECALLED_NUMBERS, RECALLED_WORDS, Ba
 #: Frames of a row for each place in which something may have to be recalled: three of a short exchange of 36 frames.
 _FRAMES_FOR_A_RECALL = 12
 
-_COLUMNS = 2 + RECALLED_WORDS + RECALLED_NUMBERS
+_COLUMNS = 2 + RECALLED_WORDS + RECALLED_NUMBERS + 1
 
 #: In place of words where nothing is to be recalled, as cross-entropy wants it.
 NO_WORD = -100
 
 
 class Asked(NamedTuple):
-    """What a batch's loss needs, see :class:`~vcpipe.bench.mini.conversations.Batch`; ``recall``: (Q, 2 + words + numbers).
+    """What a batch's loss needs, see :class:`~vcpipe.bench.mini.conversations.Batch`.
 
-    Rows of ``recall`` past the last one are for frame 0 and hold neither words nor numbers.
+    ``recall``: (Q, 2 + words + numbers + 1), the result last; rows past the last one are for frame 0 and hold none of these.
     """
 
     text: Tensor
@@ -61,7 +61,8 @@ class Packed:
         rows, frames = batch.text.shape
         recall = np.full((rows * frames // _FRAMES_FOR_A_RECALL, _COLUMNS), -1, np.int64)
         recall[:, :2], recall[:, 2 : 2 + RECALLED_WORDS] = 0, NO_WORD
-        found = np.concatenate([batch.recall_at, batch.recall_words, batch.recall_numbers], axis=1)[: len(recall)]
+        columns = batch.recall_at, batch.recall_words, batch.recall_numbers, batch.recall_results[:, None]
+        found = np.concatenate(columns, axis=1)[: len(recall)]
         recall[: len(found)] = found
         stretches = np.array([*batch.speech, *batch.echo], np.float64).reshape(-1, 5)
         whole = [batch.text, batch.previous, batch.prompt, recall, stretches[:, :3].T]

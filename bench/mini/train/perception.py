@@ -150,9 +150,10 @@ def train(arguments: argparse.Namespace) -> None:
         run.log(**numbers)
         if run.elapsed() - checked > arguments.check_seconds:
             checked = run.elapsed()
+            run.save()
             run.event(**check(run.average))
-    run.event(**check(run.average))
     run.finish()
+    run.event(**check(run.average))
     for weight in run.average.parameters():
         weight.copy_(weight.bfloat16())
     run.event(**{f"bfloat16_{name}": value for name, value in check(run.average).items()})

@@ -350,10 +350,11 @@ def train(
             trainer.rehearse(4 * settings.batch)
             rehearsed = run.elapsed()
         if run.elapsed() - evaluated > options.evaluate_every:
+            run.save()
             run.event(**evaluate(run.average, run.steps))
             evaluated = run.elapsed()
-    run.event(**evaluate(run.average, run.steps))
     run.finish()
+    run.event(**evaluate(run.average, run.steps))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 
 from vcpipe.actors.codec.config import CodecConfig  # noqa: E402
 from vcpipe.actors.codec.model import Codec as ActorCodec  # noqa: E402
-from vcpipe.bench.embedded_shapes import tensor_shapes  # noqa: E402
 from vcpipe.bench.mini.nets.codec import Codec, ResidualQuantiser, inverse_stft, polar_spectrum  # noqa: E402
 from vcpipe.bench.mini.nets.discriminators import (  # noqa: E402
     Discriminators,
@@ -25,8 +24,9 @@ from vcpipe.bench.mini.nets.discriminators import (  # noqa: E402
 from vcpipe.bench.mini.shape import mini_config  # noqa: E402
 from vcpipe.bench.mini.sound import Clip  # noqa: E402
 from vcpipe.bench.mini.train.books import BookAverages, fit_books  # noqa: E402
-from vcpipe.bench.mini.train.codec import FRAMES, Crops, Latents, settle, silent_frames  # noqa: E402
+from vcpipe.bench.mini.train.codec import CONTEXT, FRAMES, Crops, Latents, decode, settle, silent_frames  # noqa: E402
 from vcpipe.bench.mini.train.spectral import SpectralDistance, loudness_of_silence, mel_filters  # noqa: E402
+from vcpipe.bench.tensor_shapes import tensor_shapes  # noqa: E402
 
 SMALL = CodecConfig(base_channels=8, latent_dim=16, blocks_per_stage=2, num_quantizers=5, codebook_size=32)
 FRAME = 1764
@@ -134,6 +134,26 @@ def test_full_decode_equals_the_actors_with_its_clamp_and_edges() -> None:
     assert np.abs(100 * softer).max() > np.abs(waveform).max() * 1.1, "nothing was clamped"
     assert np.std(waveform) > 0.05
     assert np.abs(waveform - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_a_session_that_begins_with_silence_begins_as_in_the_actor() -> None:
+    """Frame by frame from a session's first cache entries; its samples are 8 late."""
+    codec = random_codec()
+    actor = actor_codec(codec)
+    with torch.no_grad():
+        ours = codec.decode(torch.zeros(1, 5, SMALL.latent_dim)).numpy()[0]
+    entries, pieces = actor.empty_entries(), []
+    for _ in range(5):
+        samples, entries = actor.decode_step(mx.zeros((1, SMALL.num_quantizers, 1), dtype=mx.int32), entries)
+        pieces.append(np.array(samples[0, 0]))
+    theirs = np.concatenate(pieces)
+    # At a recording's first edge fewer windows overlap: there the full decode divides by less.
+    edge = 6
+    assert np.abs(ours[edge:-8] - theirs[edge + 8 :]).max() < 1e-4 * np.abs(ours).max()
+    assert np.abs(theirs[: edge + 8]).max() < 1.1 * np.abs(ours[: 4 * edge]).max()
+    frames = ours.reshape(5, FRAME)
+    assert np.abs(frames[0] - frames[3]).max() > 0.1 * np.abs(frames[3]).max(), "a beginning like any other silence"
+    assert np.abs(frames[2] - frames[3]).max() < 1e-4 * np.abs(frames[3]).max()
 
 
 def test_bfloat16_decoding_is_near_the_actors() -> None:
@@ -303,6 +323,20 @@ def test_the_decoder_is_given_sums_of_some_books_and_the_encoder_still_learns() 
     assert bool(codec.encoder.layers[0].weight.grad.abs().max() > 0)
     frozen, none = Latents(codec, frozen=True)(waveform)
     assert not none and not frozen.requires_grad
+
+
+def test_it_is_told_how_loud_a_session_begins_with_silence() -> None:
+    codec = random_codec()
+    given = torch.randn(2, FRAMES, SMALL.latent_dim)
+    decoded, start = decode(codec, given, torch.float32)
+    start.backward()
+    with torch.no_grad():
+        assert torch.allclose(decoded, codec.decode(given), atol=1e-5)
+        silence = codec.decode(torch.zeros_like(given[:1]))[:, : CONTEXT * FRAME]
+    assert float(start.detach()) == pytest.approx(
+        float(loudness_of_silence(silence, torch.ones_like(silence))), rel=1e-4
+    )
+    assert all(bool(block.dwconv.bias.grad.any()) for block in codec.decoder.layers if hasattr(block, "dwconv"))
 
 
 def test_spectral_distance_tells_near_from_far_and_forgives_phase() -> None:

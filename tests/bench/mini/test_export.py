@@ -11,11 +11,11 @@ import pytest
 
 from vcpipe.actors.checkpoint import is_random, load_tokenizer, read_config
 from vcpipe.actors.shards import list_tensors
-from vcpipe.bench.embedded_shapes import Shapes, tensor_shapes
-from vcpipe.bench.make_embedded import embedded_config
 from vcpipe.bench.mini.export import ROOTS, check, export, part_of
 from vcpipe.bench.mini.peer_check import compare
 from vcpipe.bench.mini.tokens import write_tokenizer
+from vcpipe.bench.tensor_shapes import Shapes, tensor_shapes
+from vcpipe.bench.tiny_shape import tiny_config
 from vcpipe.schemas.errors import WeightsError
 
 REPLIES = ["It is eleven.", "After Monday comes Tuesday."]
@@ -26,8 +26,7 @@ NO_RUNS: dict[str, Path | None] = dict.fromkeys(ROOTS)
 def start(tmp_path: Path) -> Path:
     folder = tmp_path / "start"
     folder.mkdir()
-    config = embedded_config(write_tokenizer(folder, REPLIES))
-    del config["vcpipe"]
+    config = tiny_config(write_tokenizer(folder, REPLIES))
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

@@ -15,12 +15,12 @@ from vcpipe.actors.language.cache import Caches
 from vcpipe.actors.language.config import LanguageConfig
 from vcpipe.actors.language.model import LanguageModel
 from vcpipe.actors.language.parameters import LanguageParameters
-from vcpipe.bench.embedded_shapes import tensor_shapes
 from vcpipe.bench.mini.shape import PAD, mini_config
+from vcpipe.bench.tensor_shapes import tensor_shapes
 
 torch = pytest.importorskip("torch")
 from vcpipe.bench.mini.augment import Segments  # noqa: E402
-from vcpipe.bench.mini.conversations import RECALLED_WORDS, Batch  # noqa: E402
+from vcpipe.bench.mini.conversations import RECALLED_WORDS, RESULT_LATER, Batch  # noqa: E402
 from vcpipe.bench.mini.nets.language import Language  # noqa: E402
 from vcpipe.bench.mini.train.language import Learner, Noise, Objective, shown  # noqa: E402
 from vcpipe.bench.mini.train.language_batch import Asked, Packed  # noqa: E402
@@ -92,7 +92,7 @@ def test_free_running_ids_are_the_actors(network, actor, encoded):
 def test_hidden_states_of_a_sequence_are_the_actors(network, actor, encoded):
     text = torch.randint(0, VOCABULARY, (2, POSITIONS), generator=torch.Generator().manual_seed(2))
     fused = network.fuse(encoded, text)
-    ours, _ = network.hidden(fused)
+    (ours,) = network.hidden(fused)
     for row in range(2):
         theirs = np.array(actor._wide.backbone(mx.array(fused[row : row + 1].numpy())))
         np.testing.assert_allclose(ours[row : row + 1].numpy(), theirs, atol=1e-4, rtol=1e-4)
@@ -120,12 +120,13 @@ def test_gradients_are_finite_and_reach_every_weight(config):
 
 # ------------------------------------------------------------------------------------------------ training
 def batch(weight: np.ndarray) -> Batch:
-    """Two rows of 48 frames; what the text holds is the weight's affair. "Five" and "eleven" are to be known in frame 4."""
+    """Two rows of 48 frames; what the text holds is the weight's affair. 5 and 11 are to be known in frame 4, 16 later."""
     pad = np.full((2, 48), PAD)
     text, nothing = np.where(weight > 0.5, 20, pad), np.full_like(pad, -1)
     words, numbers = np.full((1, RECALLED_WORDS), 3), np.array([[5, 11]])
     speech, echo = [(0, 160, 20, 1.0, 0.5), (1000, 80, 500, 1.1, 1.0)], [(7, 90, 800, 1.0, 2.0)]
-    return Batch(speech, echo, text, pad, weight.astype(np.float32), nothing, np.array([[1, 4]]), words, numbers, [])
+    at, weight = np.array([[1, 4]]), weight.astype(np.float32)
+    return Batch(speech, echo, text, pad, weight, nothing, at, words, numbers, np.array([16]), [])
 
 
 def unpacked(weight: np.ndarray) -> Asked:
@@ -142,7 +143,7 @@ def test_a_batch_travels_as_it_is():
     asked = Asked.of(ids, weights)
     for name in ("text", "previous", "prompt", "weight"):
         np.testing.assert_array_equal(getattr(asked, name).numpy(), getattr(sent, name))
-    assert asked.recall[0].tolist() == [1, 4, *[3] * RECALLED_WORDS, 5, 11]
+    assert asked.recall[0].tolist() == [1, 4, *[3] * RECALLED_WORDS, 5, 11, 16]
     assert len(asked.recall) == 8 and (asked.recall[1:, 2:] < 0).all()
     for arrived, laid in zip(stretches, (sent.speech, sent.echo), strict=True):
         expected = Segments.of(laid)
@@ -152,9 +153,8 @@ def test_a_batch_travels_as_it_is():
 
 def test_more_recalls_than_there_is_room_for_are_left_out():
     sent = batch(np.zeros((2, 48)))
-    sent.recall_at, sent.recall_words, sent.recall_numbers = (
-        np.repeat(rows, 20, axis=0) for rows in (sent.recall_at, sent.recall_words, sent.recall_numbers)
-    )
+    for name in ("recall_at", "recall_words", "recall_numbers", "recall_results"):
+        setattr(sent, name, np.repeat(getattr(sent, name), 20, axis=0))
     assert len(Packed.of(sent).whole) == len(Packed.of(batch(np.zeros((2, 48)))).whole)
 
 
@@ -163,32 +163,36 @@ def test_frames_without_weight_do_not_count(config):
     learner, encoded, weight = Learner(config, 5, dropout=0.0), torch.randn(2, 48, ENCODER), np.zeros((2, 48))
     weight[0, 3] = 1
     text_logits, _ = learner(encoded, torch.full((2, 48), PAD))
-    parts = Objective(learner, 0.2, 1.5)(encoded, unpacked(weight))
+    parts = Objective(learner, 0.2, 1.5, 0.7)(encoded, unpacked(weight))
     expected = torch.nn.functional.cross_entropy(text_logits[0, 3], torch.tensor(20))
     torch.testing.assert_close(parts["text"], expected)
-    whole = expected + 0.05 * parts["function"] + 0.2 * parts["recall"] + 1.5 * parts["numbers"]
-    torch.testing.assert_close(parts["loss"], whole)
+    told = 0.2 * parts["recall"] + 1.5 * parts["numbers"] + 0.7 * parts["result"]
+    torch.testing.assert_close(parts["loss"], expected + 0.05 * parts["function"] + told)
 
 
 def test_only_what_is_to_be_recalled_counts(config):
     torch.manual_seed(0)
     learner, encoded = Learner(config, 5, dropout=0.0), torch.randn(2, 48, ENCODER)
     asked = unpacked(np.ones((2, 48)))
-    parts = Objective(learner, 0.2, 1.0)(encoded, asked)
-    _, inside = learner.hidden(learner.fuse(encoded, asked.previous, asked.prompt), learner.middle)
+    parts = Objective(learner, 0.2, 1.0, 1.0)(encoded, asked)
+    fused = learner.fuse(encoded, asked.previous, asked.prompt)
+    _, inside, late = learner.hidden(fused, learner.middle, learner.late)
     words = torch.nn.functional.cross_entropy(
         learner.recall(inside[1, 4]).view(RECALLED_WORDS, 6), torch.full((10,), 3)
     )
     torch.testing.assert_close(parts["recall"], words)
     numbers = (learner.numbers(inside[1, 4]).view(2, -1) - shown(torch.tensor([5.0, 11.0]))).square().mean()
     torch.testing.assert_close(parts["numbers"], numbers)
+    result = (learner.result(late[1, 4 + RESULT_LATER]) - shown(torch.tensor(16.0))).square().mean()
+    torch.testing.assert_close(parts["result"], result)
 
 
 def test_numbers_are_shown_by_size_and_digits():
     found = shown(torch.arange(100.0))
-    assert found.shape == (100, 13)
+    assert found.shape == (100, 22)
     torch.testing.assert_close(found[:, 0], torch.arange(100.0) / 20)
-    torch.testing.assert_close(found[3, [3, 9]], found[73, [3, 9]])  # the circle of ten tells the last digit
+    torch.testing.assert_close(found[:, 1].exp(), 1 + torch.arange(100.0))
+    torch.testing.assert_close(found[3, [7, 17]], found[73, [7, 17]])  # the circle of ten tells the last digit
 
 
 def test_the_heads_of_training_are_not_saved(config, network, tmp_path):
@@ -199,6 +203,12 @@ def test_the_heads_of_training_are_not_saved(config, network, tmp_path):
     save_file(network.state_dict(), str(tmp_path / "weights.safetensors"))
     learner.resume(tmp_path)
     assert all(torch.equal(weight, network.state_dict()[name]) for name, weight in learner.state_dict().items())
+    learner.save_heads(tmp_path)
+    others = Learner(config, 5, dropout=0.1), Learner(config, 6, dropout=0.1)  # the last with more words to tell
+    for other in others:
+        other.resume(tmp_path)
+        assert torch.equal(other.numbers.weight, learner.numbers.weight)
+        assert (other.recall.weight.shape == learner.recall.weight.shape) == (other is others[0])
 
 
 def test_noise_hides_short_stretches():

@@ -19,11 +19,11 @@ from vcpipe.actors.perception.actor import PerceptionStage, load  # noqa: E402
 from vcpipe.actors.perception.mel import MelStream  # noqa: E402
 from vcpipe.actors.perception.rnnt import GreedyDecoder  # noqa: E402
 from vcpipe.actors.stage import StageConfig  # noqa: E402
-from vcpipe.bench.embedded_shapes import tensor_shapes  # noqa: E402
 from vcpipe.bench.mini.nets.perception import LogMel, SpeechRecogniser  # noqa: E402
 from vcpipe.bench.mini.shape import mini_config  # noqa: E402
 from vcpipe.bench.mini.train.perception import Learner  # noqa: E402
 from vcpipe.bench.mini.training import Run  # noqa: E402
+from vcpipe.bench.tensor_shapes import tensor_shapes  # noqa: E402
 
 FRAME = 1280
 FRAMES = 90  # more than the attention's window

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from vcpipe.bench.mini.conversations import PLAIN, RECALLED_WORDS, Conversations, Habits
+from vcpipe.bench.mini.conversations import PLAIN, RECALLED_WORDS, RESULT_LATER, Conversations, Habits
+from vcpipe.bench.mini.corpus import items, transcript
 from vcpipe.bench.mini.material import Line, Material, Sounds, SpokenReply, spoken_numbers
 from vcpipe.bench.mini.shape import EOS, PAD
 from vcpipe.bench.mini.timeline import (
@@ -48,7 +50,7 @@ def material(tokens) -> Material:
     lines = []
     for i, seconds in enumerate((1.0, 1.5, 2.0)):
         rendering = sounds.add(np.full(int(seconds * USER_RATE), i + 1, np.int16), 0.06)
-        lines.append(Line(f"line {i}", "test", i % 2, (i + 1, 7), (i, 20)[: i % 3], [rendering]))
+        lines.append(Line(f"line {i}", "test", i % 2, (i + 1, 7), (i, 20)[: i % 3], 11 * i, [rendering]))
     sounds.close()
     return Material(sounds, replies, lines, [], [], np.full(3, 1 / 3), ["word"] * 8)
 
@@ -167,6 +169,13 @@ def test_the_questions_last_words_come_first_in_what_is_recalled(material, token
     assert ((batch.recall_numbers[:, 1] == 20) == (batch.recall_words[:, 1] == 3)).all()
 
 
+def test_the_number_in_the_reply_is_recalled_later_where_the_row_goes_on(material, tokens):
+    batch = conversations(material, tokens, rows=60).batch()
+    within = batch.recall_at[:, 1] + RESULT_LATER < 200
+    assert (batch.recall_results[within] == 11 * (batch.recall_words[within, 1] - 1)).all()
+    assert (batch.recall_results[~within] == -1).all() and (~within).any()
+
+
 @pytest.mark.parametrize(
     ("text", "numbers"),
     [
@@ -176,11 +185,20 @@ def test_the_questions_last_words_come_first_in_what_is_recalled(material, token
         ("one two", [1, 2]),
         ("thirty zero and forty nine", [30, 0, 49]),
         ("what comes before one hundred", [100]),
+        ("three hundred sixty five days a year", [365]),
+        ("one hundred or twenty", [100, 20]),
         ("what day is it", []),
     ],
 )
 def test_numbers_are_found_among_words(text, numbers):
     assert spoken_numbers(text.split()) == numbers
+
+
+def test_calculations_hold_their_operands_and_no_other_number():
+    for item in items():
+        if found := re.fullmatch(r"(\d+) (?:plus|minus|times) (\d+)", item.composition):
+            operands = sorted(int(each) for each in found.groups())
+            assert sorted(spoken_numbers(transcript(item.question).split())) == operands, item.question
 
 
 def test_without_questions_nothing_is_said(material, tokens):

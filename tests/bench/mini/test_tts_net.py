@@ -20,10 +20,10 @@ from vcpipe.actors.tts.char_encoder import Spelling  # noqa: E402
 from vcpipe.actors.tts.config import TtsConfig  # noqa: E402
 from vcpipe.actors.tts.ear_tts import SpeechDecoder as ActorDecoder  # noqa: E402
 from vcpipe.actors.tts.rng import draws, session_key  # noqa: E402
-from vcpipe.bench.embedded_shapes import tensor_shapes  # noqa: E402
 from vcpipe.bench.mini.nets import tts, tts_mixture  # noqa: E402
 from vcpipe.bench.mini.shape import CODEBOOKS, CODES, EOS, LATENT, PAD, PROMPT_FRAMES, mini_config  # noqa: E402
 from vcpipe.bench.mini.tokens import TextTokens, write_tokenizer  # noqa: E402
+from vcpipe.bench.tensor_shapes import tensor_shapes  # noqa: E402
 from vcpipe.schemas.messages import OpenSession  # noqa: E402
 
 ROOT = "tts_model."
