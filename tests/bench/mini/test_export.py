@@ -14,8 +14,8 @@ from vcpipe.actors.shards import list_tensors
 from vcpipe.bench.mini.export import ROOTS, check, export, part_of
 from vcpipe.bench.mini.peer_check import compare
 from vcpipe.bench.mini.tokens import write_tokenizer
+from vcpipe.bench.shapes import shape_config
 from vcpipe.bench.tensor_shapes import Shapes, tensor_shapes
-from vcpipe.bench.tiny_shape import tiny_config
 from vcpipe.schemas.errors import WeightsError
 
 REPLIES = ["It is eleven.", "After Monday comes Tuesday."]
@@ -26,7 +26,8 @@ NO_RUNS: dict[str, Path | None] = dict.fromkeys(ROOTS)
 def start(tmp_path: Path) -> Path:
     folder = tmp_path / "start"
     folder.mkdir()
-    config = tiny_config(write_tokenizer(folder, REPLIES))
+    config = shape_config("tiny", write_tokenizer(folder, REPLIES))
+    del config["vcpipe"]  # which calls it random
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
