@@ -68,7 +68,7 @@ class Goal:
     unit: str = "%"
 
     def shown(self, value: float) -> str:
-        return f"{value:.1f} %" if self.unit == "%" else f"{value:.2f}{self.unit}"
+        return f"{value:.1f} %" if self.unit == "%" else f"{value:.3g}{self.unit}"
 
     def met(self, value: float) -> bool:
         return value >= self.limit if self.least else value <= self.limit
@@ -86,7 +86,7 @@ GOALS = {
     "speech_errors": Goal("words of the spoken reply wrong, heard by Whisper tiny.en", 12, least=False),
     "speech_quality": Goal("DistillMOS of the spoken replies", 3.3, unit=""),
     "prompt_starts": Goal("replies heard 0.2 to 0.8 s after the question", 90),
-    "quiet_kept": Goal("minutes of silence and noise without a reply", 100),
+    "quiet_kept": Goal("minutes of silence and noise without a word or sound", 100),
     "follow_ups_right": Goal("replies exactly right, three questions in one session", 80),
     "barge_ins_right": Goal("interrupted, silent in time, and the next reply right", 80),
     "realtime_factor": Goal("realtime factor on two cores", 0.35, least=False, unit=""),
