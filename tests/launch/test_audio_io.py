@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 import sys
-import termios
 import threading
 import wave
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from waiting import wait_until
 
 from vcpipe.launch import audio_io
 from vcpipe.launch.audio_io import AudioReader, WavWriter
+from vcpipe.launch.pipe_input import PipeInput
 from vcpipe.launch.wav import RawForm
 from vcpipe.schemas.errors import AudioInputError, ConfigError
 from vcpipe.schemas.pcm import pcm16
@@ -427,26 +426,23 @@ def test_a_pipe_gets_samples_at_once_and_an_open_end(tmp_path: Path) -> None:
     assert received[44:] == struct.pack("<h", 16384) * 100
 
 
-def test_stop_ends_a_reader_that_waits_for_a_pipe(stdin: int) -> None:
+def test_stop_ends_a_reader_that_waits_for_a_pipe(stdin: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[PipeInput] = []
+    read = PipeInput.readinto
+    monkeypatch.setattr(PipeInput, "readinto", lambda self, buffer: reads.append(self) or read(self, buffer))
     os.write(stdin, wav(form(), b"", data_size=UNKNOWN, riff_size=UNKNOWN) + PCM[:1000])
     with AudioReader("-") as reader:
-        chunks = reader.chunks()
-        first = next(chunks)
 
-        def stop_once_all_is_read() -> None:
-            wait_until(lambda: bytes_waiting(sys.stdin.buffer.fileno()) == 0, "an empty pipe")
+        def stop_once_it_waits() -> None:
+            wait_until(lambda: len(reads) == 2, "a read after the one that took all there is")
             reader.stop()
 
-        stopping = threading.Thread(target=stop_once_all_is_read)
+        stopping = threading.Thread(target=stop_once_it_waits)
         stopping.start()
-        rest = list(chunks)  # nobody writes, and nobody closes
+        chunks = list(reader.chunks())  # nobody writes, and nobody closes
         stopping.join()
     os.close(stdin)
-    assert np.array_equal(np.rint(np.concatenate([first, *rest]) * 32768), INT16[:500])
-
-
-def bytes_waiting(pipe: int) -> int:
-    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+    assert np.array_equal(np.rint(np.concatenate(chunks) * 32768), INT16[:500])
 
 
 def test_stop_ends_a_file(tmp_path: Path) -> None:
