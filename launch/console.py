@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from vcpipe.actors.checkpoint import is_random
 from vcpipe.schemas.reports import Loading
 
 stderr = Console(stderr=True, highlight=False)
@@ -23,6 +25,14 @@ _INCOMPLETE = "\ufffd"
 def warn(text: str) -> None:
     """One line on stderr."""
     stderr.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+
+
+def tell_of(warnings: Iterable[str], checkpoint_config: dict[str, Any]) -> None:
+    """What is odd about a model that was loaded: ``warnings`` of its stages, and weights that are random numbers."""
+    for line in warnings:
+        warn(line)
+    if is_random(checkpoint_config):
+        stderr.print("random weights: the output is noise")
 
 
 def fail(text: str) -> None:
@@ -53,6 +63,16 @@ class StreamedText:
     def _new_in(self, text: str) -> str:
         new = text[self._printed :]
         return new if text[: self._printed].strip() else new.lstrip()
+
+
+@contextmanager
+def live(console: Console, render: Callable[[], RenderableType]) -> Iterator[None]:
+    """Show what still changes below what is printed, inside the block and on a terminal only."""
+    if not console.is_terminal:
+        yield
+    else:
+        with Live(console=console, refresh_per_second=10, transient=True, get_renderable=render):
+            yield
 
 
 class LoadingBar:

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vcpipe.actors.checkpoint import is_random
 from vcpipe.launch.audio_io import AudioReader, WavWriter
-from vcpipe.launch.console import LoadingBar, StreamedText, frame_bar, print_profile, stderr, warn
+from vcpipe.launch.console import LoadingBar, StreamedText, frame_bar, print_profile, stderr, tell_of, warn
 from vcpipe.launch.library import start_pipeline
 from vcpipe.pipeline.pipeline import Pipeline
 from vcpipe.pipeline.trace import TraceWriter
@@ -102,10 +101,7 @@ def _start(options: RunOptions, stack: ExitStack) -> Pipeline:
             on_progress=bar.update,
             listener=listener,
         )
-    for line in pipeline.warnings:
-        warn(line)
-    if is_random(pipeline.checkpoint_config):
-        stderr.print("random weights: the output is noise")
+    tell_of(pipeline.warnings, pipeline.checkpoint_config)
     return pipeline
 
 

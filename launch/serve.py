@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from vcpipe.actors.checkpoint import is_random, resolve_checkpoint
-from vcpipe.launch.console import LoadingBar, stderr, warn
+from vcpipe.actors.checkpoint import resolve_checkpoint
+from vcpipe.launch.console import LoadingBar, stderr, tell_of, warn
 from vcpipe.launch.library import EMBEDDED_CHECKPOINT
 from vcpipe.pipeline.pipeline import Pipeline
 from vcpipe.schemas.config import PipelineConfig
@@ -175,10 +175,7 @@ def starter(options: ServeOptions) -> Callable[[Hooks], Pipeline]:
             tts_history_frames=options.tts_history_frames,
         )
         pipeline = Pipeline(config, hooks.on_progress, hooks.listener, on_start=hooks.on_start)
-        for line in pipeline.warnings:
-            warn(line)
-        if is_random(pipeline.checkpoint_config):
-            stderr.print("random weights: the output is noise")
+        tell_of(pipeline.warnings, pipeline.checkpoint_config)
         return pipeline
 
     return start

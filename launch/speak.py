@@ -13,9 +13,8 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
-from vcpipe.actors.checkpoint import is_random
 from vcpipe.launch.audio_io import WavWriter, standard_input
-from vcpipe.launch.console import LoadingBar, stderr, warn
+from vcpipe.launch.console import LoadingBar, stderr, tell_of, warn
 from vcpipe.launch.library import start_pipeline
 from vcpipe.launch.pipe_input import PipeInput
 from vcpipe.launch.sound import Loudspeaker
@@ -194,10 +193,7 @@ def _start(options: SpeakOptions) -> Pipeline:
             tts_history_frames=options.tts_history_frames,
             on_progress=bar.update,
         )
-    for line in pipeline.warnings:
-        warn(line)
-    if is_random(pipeline.checkpoint_config):
-        stderr.print("random weights: the output is noise")
+    tell_of(pipeline.warnings, pipeline.checkpoint_config)
     return pipeline
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
-from vcpipe.actors.checkpoint import is_random
 from vcpipe.launch.audio_io import RATES, AudioReader
-from vcpipe.launch.console import LoadingBar, stderr, warn
+from vcpipe.launch.console import LoadingBar, live, stderr, tell_of, warn
 from vcpipe.launch.feeding import Feeder, Interrupts, SampleSource
 from vcpipe.launch.language import check_language
 from vcpipe.launch.library import start_pipeline
@@ -128,10 +126,7 @@ def _open_source(options: TranscribeOptions, stack: ExitStack) -> SampleSource:
 def _start(options: TranscribeOptions) -> Pipeline:
     with LoadingBar().shown() as bar:
         pipeline = start_pipeline(options.model, stages=("perception",), device=options.device, on_progress=bar.update)
-    for line in pipeline.warnings:
-        warn(line)
-    if is_random(pipeline.checkpoint_config):
-        stderr.print("random weights: the output is noise")
+    tell_of(pipeline.warnings, pipeline.checkpoint_config)
     return pipeline
 
 
@@ -163,11 +158,8 @@ class _Output:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """On a terminal, show the line that still grows inside the block."""
-        if self._as_json or not self._console.is_terminal:
+        with nullcontext() if self._as_json else live(self._console, self._render):
             yield
-        else:
-            with Live(console=self._console, refresh_per_second=10, transient=True, get_renderable=self._render):
-                yield
 
     def take(self, delta: TranscriptDelta) -> None:
         """The next text."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from serving import Client, FakePipeline, RunningServer
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, wait_until
 
 from vcpipe.actors.checkpoint import load_tokenizer
 from vcpipe.actors.speech.frames import TextFrames
@@ -28,6 +29,17 @@ SAMPLES = 1764
 LIMITS = SpeechLimits(turn_s=20.0, pause_s=PATIENCE_S, stall_s=PATIENCE_S, characters=500, turns=3)
 TEXT = "The capital of France is Paris."
 STREAM = "/v1/audio/speech/stream"
+
+
+@contextmanager
+def fresh_voices(server: RunningServer, pipeline: SpeakingPipeline) -> Iterator[SpeakingPipeline]:
+    """The fake behind a shared server; afterwards no slot is held and every voice is closed."""
+    pipeline.reset()
+    pipeline.failure = None
+    yield pipeline
+    pipeline.release()
+    wait_until(lambda: server.server.speech.reservations.taken == 0)
+    wait_until(lambda: pipeline.all_closed)
 
 
 class FakeEngine:

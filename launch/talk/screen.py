@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
+from vcpipe.launch.console import live
 from vcpipe.launch.talk.connection import Message, plain
 
 Who = Literal["you", "answer"]
@@ -108,11 +108,8 @@ class Screen:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Show the conversation inside the block."""
-        if self._as_json or not self._console.is_terminal:
+        with nullcontext() if self._as_json else live(self._console, self._render):
             yield
-        else:
-            with Live(console=self._console, refresh_per_second=10, transient=True, get_renderable=self._render):
-                yield
         if not self._as_json:
             self._print(self.dialogue.rest())
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from serving import FakePipeline, RunningServer, running_server
-from speaking import LIMITS, SpeakingPipeline
+from speaking import LIMITS, SpeakingPipeline, fresh_voices
 from transcribing import transcribing_server
 from waiting import PATIENCE_S, wait_until
 
@@ -48,13 +48,8 @@ def never_pausing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def voices(speaking_server: RunningServer, never_pausing: None) -> Iterator[SpeakingPipeline]:
-    """The fake behind the shared server; afterwards no slot is held and every voice is closed."""
-    SPEAKING.reset()
-    SPEAKING.failure = None
-    yield SPEAKING
-    SPEAKING.release()
-    wait_until(lambda: speaking_server.server.speech.reservations.taken == 0)
-    wait_until(lambda: SPEAKING.all_closed)
+    with fresh_voices(speaking_server, SPEAKING) as voices:
+        yield voices
 
 
 # ------------------------------------------------------------------------------------------------------------ transcription

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from serving import MODEL, RunningServer, running_server
-from speaking import SAMPLES, SpeakingPipeline
+from speaking import SAMPLES, SpeakingPipeline, fresh_voices
 from waiting import PATIENCE_S, assert_quick, wait_until
 
 from vcpipe.launch.server.security import Gate
@@ -42,13 +42,8 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture
 def pipeline(server: RunningServer) -> Iterator[SpeakingPipeline]:
-    """The fake behind the shared server; afterwards no slot is held and every voice is closed."""
-    PIPELINE.reset()
-    PIPELINE.failure = None
-    yield PIPELINE
-    PIPELINE.release()
-    wait_until(lambda: server.server.speech.reservations.taken == 0)
-    wait_until(lambda: PIPELINE.all_closed)
+    with fresh_voices(server, PIPELINE) as pipeline:
+        yield pipeline
 
 
 class Answer:
