@@ -141,6 +141,11 @@ class SpeakingPipeline(FakePipeline):
         return np.concatenate([chunk.samples for chunk in chunks])
 
     @property
+    def at_rest(self) -> bool:
+        """Whether there are voices, and none has a frame to speak; a client's is opened some time after its first text."""
+        return bool(self.turns) and all(turns.at_rest for turns in self.turns)
+
+    @property
     def all_closed(self) -> bool:
         return all(voice.closed for voice in self.voices)
 

@@ -97,7 +97,7 @@ def test_the_voice_waits_in_silence(speaking_server: RunningServer, voices: Spea
     """A language model that thinks: the words so far are spoken to their end, then nothing is made until it goes on."""
     with connect(speaking_server) as client, changed(LIMITS, pause_s=0.1):
         push(client, "So is ")
-        wait_until(lambda: voices.turns[0].at_rest)
+        wait_until(lambda: voices.at_rest)
         made = voices.frames_made
         time.sleep(0.3)
         assert made == voices.frames_made >= 3
@@ -114,7 +114,7 @@ def test_a_word_is_not_torn_by_a_pause(speaking_server: RunningServer, voices: S
     with connect(speaking_server) as client:
         with changed(LIMITS, pause_s=0.1):
             push(client, "Pa")
-            wait_until(lambda: voices.turns[0].at_rest)
+            wait_until(lambda: voices.at_rest)
             assert voices.frames_made == 0
         assert sound(say(client, "ris.")) == pcm16(voices.said("Paris."))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ import pytest
 
 from vcpipe.actors.checkpoint import is_random, load_tokenizer, read_config
 from vcpipe.actors.shards import list_tensors
+from vcpipe.bench.mini.apart import take_apart
 from vcpipe.bench.mini.export import ROOTS, check, export, part_of
 from vcpipe.bench.mini.peer_check import compare
 from vcpipe.bench.mini.tokens import write_tokenizer
@@ -133,6 +135,18 @@ def test_a_part_without_a_run_takes_the_codebooks_of_the_other(start: Path, shap
     np.testing.assert_array_equal(
         stored["tts_model.tts_model.rvq_embs"][3], stored["tts_model.audio_codec.prvq.mus_list.3"]
     )
+
+
+def test_a_checkpoint_taken_apart_and_joined_is_the_same(start: Path, shapes: Shapes, tmp_path: Path) -> None:
+    export(NO_RUNS, start, tmp_path / "out")
+    sizes = take_apart(tmp_path / "out", tmp_path / "runs")
+    export({part: tmp_path / "runs" / part for part in ROOTS}, start, tmp_path / "again")
+    assert sum(sizes.values()) == sum(math.prod(shape) for name, shape in shapes.items() if part_of(name))
+    assert not is_random(read_config(tmp_path / "again"))
+    before, after = values(tmp_path / "out"), values(tmp_path / "again")
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
 
 
 @pytest.mark.parity
