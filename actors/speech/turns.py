@@ -207,8 +207,9 @@ class SpeechTurns:
     def cancel(self) -> None:
         """Drop the turn at once: a drain on its way ends, the next turn may begin. Without a turn nothing happens."""
         self._check_open()
-        if self._turn is not None:
-            self._turn.stopped = True
+        turn = self._turn  # which another thread may just be done with
+        if turn is not None:
+            turn.stopped = True
             self._engine.stop()
 
     def close(self) -> list[SpeechChunk]:

@@ -2,8 +2,8 @@
 
     python -m vcpipe.bench.mini.apart --model FOLDER --out RUNS
 
-Weights are the checkpoint's bfloat16 values in float32. What exists in training alone (discriminators, the heads of the language
-model that tell words and numbers, the CTC head of perception) begins anew.
+Weights are the checkpoint's bfloat16 values in float32. What exists in training alone (discriminators, the heads of the
+language model that tell words and numbers, the CTC head of perception) begins anew.
 """
 
 from __future__ import annotations
