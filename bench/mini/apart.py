@@ -2,7 +2,7 @@
 
     python -m vcpipe.bench.mini.apart --model FOLDER --out RUNS
 
-Weights are the checkpoint's bfloat16 values in float32. What exists in training alone (discriminators, the heads of the
+Weights stay as they are stored, in bfloat16. What exists in training alone (discriminators, the heads of the
 language model that tell words and numbers, the CTC head of perception) begins anew.
 """
 
@@ -27,7 +27,7 @@ def take_apart(folder: Path, out: Path) -> dict[str, int]:
         for name, value in cast("dict[str, mx.array]", mx.load(str(shard))).items():
             part = part_of(name)
             if part is not None and mx.issubdtype(value.dtype, mx.floating):
-                parts[part][name.removeprefix(ROOTS[part][0])] = value.astype(mx.float32)
+                parts[part][name.removeprefix(ROOTS[part][0])] = value
     for part, tensors in parts.items():
         (out / part).mkdir(parents=True, exist_ok=True)
         mx.save_safetensors(str(out / part / "weights.safetensors"), tensors)
