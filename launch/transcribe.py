@@ -165,11 +165,15 @@ class _Output:
         """The next text."""
         if self.first_text_at is None:
             self.first_text_at = time.monotonic()
-        if self._as_json:
-            self._parts.append(delta.text)
-            times = {"start": round(delta.start_s, 3), "end": round(delta.end_s, 3)}
-            _print_json({"kind": "delta", "frame_index": delta.frame_index, **times, "text": delta.text})
-        self._put(self._splitter.add(delta))
+        # Into its line before it is told: who reads of it and ends this program finds it in the subtitles.
+        cues = self._splitter.add(delta)
+        try:
+            if self._as_json:
+                self._parts.append(delta.text)
+                times = {"start": round(delta.start_s, 3), "end": round(delta.end_s, 3)}
+                _print_json({"kind": "delta", "frame_index": delta.frame_index, **times, "text": delta.text})
+        finally:
+            self._put(cues)
 
     def heard(self, time_s: float) -> None:
         """So far there is no more text."""

@@ -8,6 +8,7 @@ import logging
 import queue
 import shutil
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from vcpipe.pipeline.tracks import Deliver, Delivery, FrameTrack, OfflineResult,
 from vcpipe.pipeline.transcription import LiveTranscription, TranscriptionTrack
 from vcpipe.pipeline.turn import T, Turn
 from vcpipe.schemas.config import GenerateOptions, PipelineConfig, SessionOptions
-from vcpipe.schemas.errors import ActorStartupError, ConfigError, StageTimeoutError, VcpipeError
+from vcpipe.schemas.errors import ActorStartupError, ConfigError, PipelineClosedError, StageTimeoutError, VcpipeError
 from vcpipe.schemas.events import Event
 from vcpipe.schemas.messages import OpenSession
 from vcpipe.schemas.reports import Beat, Loading, Ready
@@ -76,11 +77,18 @@ class Pipeline:
         self._folder = tempfile.mkdtemp(prefix="vcpipe-")
         self._processes: list[ActorProcess] = []
         self._runtime: PipelineRuntime | None = None
+        #: Held while processes are started and while they are stopped, so that another thread's close misses none.
+        #: Reentrant: Ctrl-C's handler may close what this thread is closing.
+        self._changing = threading.RLock()
         self._closed = False
         atexit.register(self.close)
         on_start(self)
         try:
-            self._start(on_progress, modules or {})
+            with self._changing:
+                if self._closed:
+                    raise PipelineClosedError("the pipeline was closed before it was started")
+                self._start(on_progress, modules or {})
+            self._wait_ready()
         except BaseException:
             self.close(graceful_s=0.0)
             raise
@@ -114,7 +122,6 @@ class Pipeline:
             )
             self._processes.append(ActorProcess(actor, environment, self._folder))
         self._runtime.start(self._processes)
-        self._wait_ready()
 
     def _endpoint(self, name: str) -> str:
         """The user's endpoint for a pipe, else a socket file in the private folder."""
@@ -390,9 +397,12 @@ class Pipeline:
 
     def close(self, graceful_s: float = 5.0) -> None:
         """Stop every process (asked first, then SIGTERM, then SIGKILL, each bounded) and remove the sockets. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._changing:
+            if not self._closed:
+                self._closed = True
+                self._stop(graceful_s)
+
+    def _stop(self, graceful_s: float) -> None:
         atexit.unregister(self.close)
         if self._runtime is not None:
             self._runtime.request_shutdown()

@@ -38,6 +38,8 @@ _EXIT_S = 5.0
 #: How long the report of one that says so by its exit code may be under way, and what any other one said last.
 _FAILED_S = 5.0
 _LAST_WORDS_S = 0.2
+#: How long the thread may take to end: longer than it waits for any of these.
+_JOIN_S = 20.0
 
 #: "data" or "control", and the stage it leads to.
 Pipe = tuple[str, str]
@@ -76,6 +78,8 @@ class PipelineRuntime:
         self._senders: dict[Pipe, Sender] = {}
         self._pending: dict[Pipe, deque[Outgoing]] = {}
         self._calls: deque[Callable[[], None]] = deque()
+        #: No call comes after that of the shutdown. Reentrant: Ctrl-C's handler may submit in the middle of a submit.
+        self._submitting = threading.RLock()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         self._poller = zmq.Poller()
@@ -102,25 +106,28 @@ class PipelineRuntime:
 
     def submit(self, call: Callable[[], None]) -> None:
         """Run ``call`` on the coordinator's thread, in order. Raises what ended the pipeline, if it has ended."""
-        if self.failure is not None:
-            raise self.failure
-        if self._stopping:
-            raise PipelineClosedError("the pipeline is closed; start another one")
-        self._calls.append(call)
-        self._wake()
+        with self._submitting:
+            if self.failure is not None:
+                raise self.failure
+            if self._stopping:
+                raise PipelineClosedError("the pipeline is closed; start another one")
+            self._calls.append(call)
+            self._wake()
 
     def request_shutdown(self) -> None:
-        """Ask every stage to leave; from here on their ends are expected."""
-        self._stopping = True
-        self._calls.append(self._send_shutdown)
-        self._wake()
+        """Ask every stage to leave; from here on their ends are expected, and nobody waits for them to be ready."""
+        self.ready_queue.put(PipelineClosedError("the pipeline was closed"))
+        with self._submitting:
+            self._stopping = True
+            self._calls.append(self._send_shutdown)
+            self._wake()
 
     def finish(self) -> None:
         """End the thread and close everything it owned. The processes must have ended."""
         self._finished = True
         self._wake()
         if self._thread.is_alive():
-            self._thread.join(5.0)
+            self._thread.join(_JOIN_S)
         self.context.destroy(linger=0)
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -135,6 +142,7 @@ class PipelineRuntime:
         try:
             while not self._finished:
                 self._turn()
+            self._run_calls()  # the shutdown's, where the processes were quicker to end than this thread
         except Exception as error:
             self._lose(VcpipeError(f"the coordinator failed: {type(error).__name__}: {error}"))
             raise
@@ -238,10 +246,12 @@ class PipelineRuntime:
         self._lose(kind(message))
 
     def _drain_last_words(self, stage: str, timeout_s: float) -> None:
+        """What is there is taken also where the time was over before anybody looked."""
         deadline = time.monotonic() + timeout_s
-        while stage not in self._failures and (left := deadline - time.monotonic()) > 0:
-            if self._reports.poll(int(left * 1e3)):
-                self._take_report()
+        while stage not in self._failures:
+            if not self._reports.poll(max(int((deadline - time.monotonic()) * 1e3), 0)):
+                return
+            self._take_report()
 
     def _take_beat(self, beat: Beat, sent_ns: int) -> None:
         self.beats[beat.stage] = beat

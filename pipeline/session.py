@@ -156,7 +156,7 @@ class VoiceChatSession:
             self._send([padded])
         self._pending = self._pending[:0]
         self._closed = True
-        self._commands.finish(self.id)
+        self._ask(lambda: self._commands.finish(self.id))
 
     def cancel(self) -> list[Event]:
         """Drop everything at once; returns the session's last event, ``cancelled``, or [] when it was said already."""
@@ -169,14 +169,22 @@ class VoiceChatSession:
         """Cancel without waiting, from any thread: after what is on its way, :meth:`events` ends with ``cancelled``."""
         self._closed = True
         self._pending = self._pending[:0]
-        self._commands.cancel(self.id)
+        self._ask(lambda: self._commands.cancel(self.id))
 
     def close(self) -> None:
-        """Cancel unless it has ended; returns once every stage has freed the session (bounded)."""
-        if not self._said_last:
-            self.cancel()
-        if not self._stages_freed:
-            self._drain(lambda: self._stages_freed)
+        """Cancel unless it has ended; returns once every stage has freed the session (bounded).
+
+        Where the pipeline is lost nothing is left to free; that is raised unless it was before.
+        """
+        known = self._error
+        try:
+            if not self._said_last:
+                self.cancel()
+            if not self._stages_freed:
+                self._drain(lambda: self._stages_freed)
+        except VcpipeError as error:
+            if error is not known:
+                raise
 
     def __enter__(self) -> VoiceChatSession:
         return self
@@ -315,7 +323,15 @@ class VoiceChatSession:
     def _send(self, frames: list[np.ndarray]) -> None:
         if frames:
             self._frames_fed += len(frames)
-            self._commands.feed(self.id, frames)
+            self._ask(lambda: self._commands.feed(self.id, frames))
+
+    def _ask(self, command: Callable[[], None]) -> None:
+        """Keep the error of a pipeline that is lost, as one that was delivered."""
+        try:
+            command()
+        except VcpipeError as error:
+            self._error = error
+            raise
 
     def _at_limit(self, frames: int) -> bool:
         return self._max_frames is not None and frames > self._max_frames

@@ -135,7 +135,9 @@ def chromium(folder: Path, microphone: Path) -> Iterator[Browser]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([program, *flags, "about:blank"], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         try:
-            with connect(_tab(folder, process), max_size=None, proxy=None) as tab:
+            # A browser that is too busy to answer a ping is alive; every answer to a command is waited for anyway.
+            patience = {"open_timeout": PATIENCE_S, "ping_interval": None}
+            with connect(_tab(folder, process), max_size=None, proxy=None, **patience) as tab:
                 yield Browser(tab)
         finally:
             process.terminate()

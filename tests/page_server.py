@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.websockets import WebSocket, WebSocketDisconnect
+from waiting import PATIENCE_S
 
 import vcpipe.launch
 
@@ -177,5 +178,5 @@ def serving(server: ScriptedServer) -> Iterator[ScriptedServer]:
         yield server
     finally:
         runner.should_exit = runner.force_exit = True
-        thread.join(timeout=10)
+        thread.join(PATIENCE_S)
         listening.close()

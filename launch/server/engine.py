@@ -115,6 +115,8 @@ class Engine:
 
     def _started(self, pipeline: Any) -> None:
         self._starting = pipeline
+        if self.state == "closed":  # the close may have looked just before
+            pipeline.close(0.0)
 
     def _progressed(self, loading: Loading) -> None:
         self._progress[loading.stage] = loading

@@ -34,6 +34,8 @@ class LoopCalls:
         except RuntimeError:
             work.close()
             raise LoopEnded from None
+        if self._ended:  # between the look and the beginning: end() did not find it
+            future.cancel()
         try:
             return future.result()
         except concurrent.futures.CancelledError:

@@ -180,8 +180,10 @@ class SpeechConnection(ClientConnection):
         if waiting + len(text) > (most := self._speech_limits.characters):
             wrong = f"{waiting} characters wait, at most {most} may; nothing of this append was taken"
             raise ClientError("inference_error", wrong, param="text")
-        turn = self._begin_turn() if open_turn is None else open_turn
+        turn = self._new_turn() if open_turn is None else open_turn
         turn.append(text)
+        if open_turn is None:
+            self._thread.put(turn)
         await self._say(
             "input_text.appended",
             turn_id=turn.id,
@@ -220,13 +222,12 @@ class SpeechConnection(ClientConnection):
         watched = next(reversed(self._turns.values()), None)
         return None if watched is None or watched.turn.ended else watched.turn
 
-    def _begin_turn(self) -> SpokenTurn:
+    def _new_turn(self) -> SpokenTurn:
         if len(self._turns) >= (most := self._speech_limits.turns):
             text = f"{most} turns wait to be spoken; nothing of this append was taken"
             raise ClientError("inference_error", text, param="text")
         turn = SpokenTurn(self._seed)
         self._turns[turn.id] = _Watched(turn, self._metrics.first_sound())
-        self._thread.put(turn)
         return turn
 
     async def _drop_all(self, end: str) -> None:

@@ -101,13 +101,25 @@ def run(*arguments: str, stdin: bytes | None = None) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, timeout=4 * PATIENCE_S, input=stdin, check=False)
 
 
+#: A run at wall speed that would take minutes.
+ENDLESS = (
+    *("run", "--model", str(TINY / "bf16"), "--audio", str(GOLDEN / "input.wav")),
+    *("--clock", "wall", "--extra-seconds", "200", "--json"),
+)
+
+
 def endless_run(start: Callable[..., Command], *more: str) -> Command:
-    """A run at wall speed that would take minutes, after its first events."""
-    recording = str(GOLDEN / "input.wav")
-    arguments = ("--audio", recording, "--clock", "wall", "--extra-seconds", "200", "--json", *more)
-    command = start("run", "--model", str(TINY / "bf16"), *arguments)
+    """After its first events."""
+    command = start(*ENDLESS, *more)
     wait_until(lambda: '"audio"' in command.stdout, "first audio event")
     return command
+
+
+def loading_run(start: Callable[..., Command]) -> tuple[Command, list[psutil.Process]]:
+    """As soon as its actors are there, and these; endless, so that it cannot be over before anybody looks."""
+    command = start(*ENDLESS)
+    wait_until(lambda: len(command.process.children()) == 4, "four children")
+    return command, command.process.children()
 
 
 def assert_nothing_left(command: Command, actors: list[psutil.Process]) -> None:
@@ -253,9 +265,7 @@ def test_a_killed_parent_leaves_nothing(start: Callable[..., Command]) -> None:
 
 
 def test_a_parent_killed_while_loading_leaves_nothing(start: Callable[..., Command]) -> None:
-    command = start("run", "--model", str(TINY / "bf16"), "--audio", str(GOLDEN / "input.wav"))
-    wait_until(lambda: len(command.process.children()) == 4, "four children")
-    actors = command.process.children()
+    command, actors = loading_run(start)
     command.process.kill()
     assert_nothing_left(command, actors)
 
@@ -278,9 +288,7 @@ def test_a_signal_ends_the_run_in_order(
 
 
 def test_ctrl_c_while_loading(start: Callable[..., Command]) -> None:
-    command = start("run", "--model", str(TINY / "bf16"), "--audio", str(GOLDEN / "input.wav"))
-    wait_until(lambda: len(command.process.children()) == 4, "four children")
-    actors = command.process.children()
+    command, actors = loading_run(start)
     os.killpg(command.process.pid, signal.SIGINT)
     assert command.process.wait(PATIENCE_S) == 130
     assert_nothing_left(command, actors)

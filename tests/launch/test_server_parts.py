@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 from waiting import PATIENCE_S
 
+from vcpipe.launch.server.loop_calls import LoopCalls, LoopEnded
 from vcpipe.launch.server.metrics import Metrics
 from vcpipe.launch.server.outbox import Outbox
 from vcpipe.launch.server.pcm_buffer import PcmBuffer
@@ -110,6 +112,23 @@ def test_an_outbox_forgets_what_a_cancel_made_stale() -> None:
         outbox.drop_stale()
         outbox.close()
         assert [await outbox.get(), await outbox.get()] == ["pong", None]
+
+    asyncio.run(run())
+
+
+def test_work_that_begins_just_as_it_is_ended_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = asyncio.run_coroutine_threadsafe
+
+    async def run() -> None:
+        call = LoopCalls()
+
+        def begin_late(*arguments: Any) -> Any:
+            call.end()
+            return begin(*arguments)
+
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", begin_late)
+        with pytest.raises(LoopEnded):
+            await asyncio.to_thread(call, asyncio.sleep(PATIENCE_S))
 
     asyncio.run(run())
 

@@ -124,9 +124,12 @@ def test_the_voice_is_no_further_ahead_than_allowed(speaking_server: RunningServ
     with connect(speaking_server) as client:
         client.send("session.update", session={"window": 3})
         client.expect("session.updated")
-        client.send("input_text.append", text=TEXT)
+        voices.allow(0)
+        push(client, TEXT)
         client.send("input_text.done")
-        messages = [m for _ in range(3) for m in client.until("speech.audio.delta")]
+        client.expect("input_text.committed")
+        voices.allow(math.inf)
+        messages = [client.expect("speech.audio.delta") for _ in range(3)]
         client.send("session.ping")
         client.expect("session.pong")  # nothing between
         client.send("speech.audio.ack", sequence=1)

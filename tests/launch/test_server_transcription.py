@@ -184,8 +184,8 @@ def test_messages_from_the_first_byte_on_are_taken_in_order(transcriber: Running
         client.append(messages(4))
         client.send("input_audio_buffer.commit")
         client.append(messages(2))
-        client.send("input_audio_buffer.commit")
         client.send("session.ping")
+        client.send("input_audio_buffer.commit")
         received = [*client.until(DONE), *client.until(DONE)]
     kept = [m for m in received if m["type"] not in ("session.created", "session.updated", "session.pong")]
     assert [m["transcript"] for m in kept if m["type"] == COMPLETED] == [said(4), said(2)]

@@ -246,6 +246,23 @@ def test_the_error_that_ended_a_session_is_raised_once_and_then_kept() -> None:
     assert alone.asked == []
 
 
+def test_the_error_of_a_lost_pipeline_is_not_raised_again_by_the_close() -> None:
+    """Whoever feeds may hear of it before it is delivered."""
+    alone = Alone()
+    error = VcpipeError("tts: no")
+
+    def lost(session: str, *more: Any) -> None:
+        raise error
+
+    alone.feed = alone.cancel = lost  # type: ignore[method-assign]
+    with pytest.raises(VcpipeError, match="tts: no"):
+        alone.session.push_audio(silence(1))
+    alone.session.close()
+    alone.deliveries.put(error)
+    with pytest.raises(VcpipeError, match="tts: no"):
+        next(alone.session.events())
+
+
 # -- a closed pipeline
 
 
@@ -270,6 +287,25 @@ def test_a_closed_pipeline_ends_its_sessions_and_opens_no_more(start: Callable[.
     with pytest.raises(PipelineClosedError, match="the pipeline is closed; start another one"):
         pipeline.open_session()
     pipeline.close()
+
+
+def test_a_close_that_is_quicker_than_the_coordinator_ends_the_sessions_too(
+    start: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = start("perception")
+    session = pipeline.open_session()
+    runtime, held = pipeline._runtime, threading.Event()
+
+    def hold() -> None:
+        held.set()
+        wait_until(lambda: runtime._finished)
+
+    monkeypatch.setattr(runtime, "_turn", hold)
+    pipeline._submit(lambda: None)
+    assert held.wait(PATIENCE_S)
+    pipeline.close(graceful_s=0.0)
+    with pytest.raises(PipelineClosedError):
+        list(session.events(PATIENCE_S))
 
 
 def test_a_pipeline_of_perception_alone_transcribes(start: Callable[..., Pipeline]) -> None:

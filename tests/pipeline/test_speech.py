@@ -107,11 +107,16 @@ def test_the_pipeline_lets_go_of_every_turn(pipeline: Pipeline) -> None:
 def test_a_reader_that_does_not_read_holds_the_stages_back(pipeline: Pipeline) -> None:
     turns = pipeline.open_speech(max_pending_frames=1000, **FAKE_OPTIONS)
     turns.reset_turn()
-    chunks = turns.push_text_tokens([100] * 1000, paced=False)
-    # Some may have come back already.
-    free = len(chunks)
-    with pytest.raises(BacklogError, match=f"{1000 - free} frames wait and {free + 1} more"):
-        turns.push_text_tokens([100] * (free + 1), paced=False)
+    # Or a slow push would be a reader that reads.
+    os.kill(pipeline.pids["tts"], signal.SIGSTOP)
+    try:
+        chunks = turns.push_text_tokens([100] * 1000, paced=False)
+        # Some may have come back already.
+        free = len(chunks)
+        with pytest.raises(BacklogError, match=f"{1000 - free} frames wait and {free + 1} more"):
+            turns.push_text_tokens([100] * (free + 1), paced=False)
+    finally:
+        os.kill(pipeline.pids["tts"], signal.SIGCONT)
     track = turns._engine._turn.track
     wait_until(lambda: track.frames_done - track.frames_taken >= MAX_UNREAD_FRAMES)
     assert track.frames_done - track.frames_taken < MAX_UNREAD_FRAMES + pipeline.config.window
