@@ -27,13 +27,14 @@ _LONG_REPLY_S = 1.6
 
 @dataclass(frozen=True)
 class Question:
-    """``samples`` (n,) float32 at 16 kHz say ``transcript``; ``kind`` says whose voice it is."""
+    """``samples`` (n,) float32 at 16 kHz say ``transcript``; ``kind`` says who made them, ``voice`` in which voice."""
 
     text: str
     transcript: str
     answer: str
     samples: np.ndarray
     kind: str
+    voice: str = ""
 
     @property
     def end_s(self) -> float:
@@ -51,7 +52,7 @@ def dev_questions(folder: Path, limit: int | None = None, kinds: tuple[str, ...]
 
 def _recorded(folder: Path, line: dict[str, Any]) -> Question:
     samples, _ = sf.read(folder / "users" / f"{line['id']}.ogg", dtype="float32")
-    return Question(line["text"], line["transcript"], line["answer"], samples, line["engine"])
+    return Question(line["text"], line["transcript"], line["answer"], samples, line["engine"], line["voice"])
 
 
 def held_out_questions(
