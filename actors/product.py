@@ -35,6 +35,7 @@ __all__ = [
     "PackedTiles",
     "RmsNorm",
     "included",
+    "laid_out",
     "on_cuda",
     "product",
     "product_of_normed",
@@ -53,6 +54,11 @@ class Matrix(Protocol):
     def __call__(self, x: mx.array) -> mx.array:
         """(..., I) -> (..., O), bias added, by MLX's operations."""
         ...
+
+
+def laid_out(matrix: mx.array) -> mx.array:
+    """A transposed view as products want it: on a CPU a copy in order, as OpenBLAS would pack a view anew for every product."""
+    return mx.contiguous(matrix) if mx.default_device().type == mx.cpu else matrix
 
 
 def gelu_tanh(x: mx.array) -> mx.array:

@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-from vcpipe.actors.product import DenseRows, on_cuda
+from vcpipe.actors.product import DenseRows, laid_out, on_cuda
 
 
 class PointwiseConv(nn.Module):
@@ -34,7 +34,7 @@ class Dense(nn.Module):
         self._rows = mx.contiguous(weight) if on_cuda() else None
         if self._rows is None:
             transposed = weight.astype(mx.float32).T
-            self.matrix = mx.contiguous(transposed) if mx.default_device().type == mx.cpu else transposed
+            self.matrix = laid_out(transposed)
         if bias is not None:
             self.bias = bias.astype(mx.float32)
         mx.eval(self.parameters(), self._rows)

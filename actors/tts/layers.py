@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 
-from vcpipe.actors.product import DenseRows, RmsNorm, gelu_tanh, on_cuda
+from vcpipe.actors.product import DenseRows, RmsNorm, gelu_tanh, laid_out, on_cuda
 
 #: Rearranges the rows or the columns of a matrix (O, I).
 Arrange = Callable[[mx.array], mx.array]
@@ -130,9 +130,7 @@ def matrix_of(
         # Under guidance there is a row with the text and one without.
         return Matrix(None, bias, DenseRows(weight, bias, rows=2))
     dense = [rows(columns(dense_weight(linear))) for linear in linears]
-    factor = mx.stack(dense).swapaxes(1, 2) if in_parts else mx.concatenate(dense).T[None]
-    if mx.default_device().type == mx.cpu:
-        factor = mx.contiguous(factor)  # as a view OpenBLAS would pack it anew for every product
+    factor = laid_out(mx.stack(dense).swapaxes(1, 2) if in_parts else mx.concatenate(dense).T[None])
     mx.eval([factor] if bias is None else [factor, bias])
     return Matrix(factor, bias, None)
 
