@@ -53,16 +53,19 @@ def plan_answers() -> list[dict[str, Any]]:
     return [{"id": clip_id(kind[0], text), "text": text, "kind": kind} for kind, text in lines]
 
 
-def plan_questions(group: str) -> list[dict[str, Any]]:
-    """``kokoro`` or ``programs``: id, text, answer, intent, engine, voice, speed and split of every question."""
-    rng = random.Random(_SEEDS[group])
+def plan_questions(group: str, part: int = 0) -> list[dict[str, Any]]:
+    """``kokoro`` or ``programs``: id, text, answer, intent, engine, voice, speed and split of every question.
+
+    Parts past the first choose lines and voices anew, and are for training alone.
+    """
+    rng = random.Random(f"{_SEEDS[group]} {part}" if part else _SEEDS[group])
     share, dev_lines = _GROUPS[group]
     every = corpus.items()
     train = _choose([item for item in every if item.split == "train"], rng, share)
     dev = [item for item in every if item.split == "dev"]
     rng.shuffle(dev)
     plan = []
-    for n, item in enumerate(train + dev[:dev_lines]):
+    for n, item in enumerate(train if part else train + dev[:dev_lines]):
         split = "train" if n < len(train) else "dev"
         engine, voice = _speaker(group, split, n, rng)
         plan.append(

@@ -2,15 +2,15 @@
 started again: clips are named by a hash of what is said and how, and one that exists is not made again.
 
     python -m vcpipe.bench.mini.synthesis answers   --out FOLDER --styles FOLDER [--shard I/N]
-    python -m vcpipe.bench.mini.synthesis questions --out FOLDER --styles FOLDER [--shard I/N]
-    python -m vcpipe.bench.mini.synthesis programs  --out FOLDER [--shard I/N]
+    python -m vcpipe.bench.mini.synthesis questions --out FOLDER --styles FOLDER [--shard I/N] [--part P]
+    python -m vcpipe.bench.mini.synthesis programs  --out FOLDER [--shard I/N] [--part P]
     python -m vcpipe.bench.mini.synthesis check     --out FOLDER [--share 0.1]
     python -m vcpipe.bench.mini.synthesis index     --out FOLDER
     python -m vcpipe.bench.mini.synthesis say       --out FILE.wav --styles FOLDER --text "What is a puppy?" [--voice NAME]
 
 ``answers`` and ``questions`` need Kokoro's packages, ``programs`` the Debian packages (requirements.txt lists both). ``check``
 lets Whisper hear all replies and a share of the questions; ``index`` writes answers.jsonl and users.jsonl, without the clips
-that it could not understand. Shards are for several processes at once.
+that it could not understand. Shards are for several processes at once. Parts 1, 2, ... speak more lines for training.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import json
 import random
 import subprocess
 from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,12 @@ def make_answers(out: Path, kokoro: Speaker, shard: str, limit: int | None) -> N
         records.add({**record, "seconds": round(len(samples) / ANSWER_RATE, 3), "speed": 1.0, "words": words})
 
 
-def make_questions(out: Path, group: str, speakers: dict[str, Speaker], shard: str, limit: int | None) -> None:
-    """Questions of the plan's ``group``, Opus at 16 kHz. What a program can not say is skipped."""
-    records = Records(out, group, shard)
-    for record in _to_make(plan_questions(group)[:limit], records, shard):
+def make_questions(
+    out: Path, group: str, speakers: dict[str, Speaker], shard: str, limit: int | None, part: int = 0
+) -> None:
+    """Questions of a ``part`` of the ``group``'s plan, Opus at 16 kHz. What a program can not say is skipped."""
+    records = Records(out, _name(group, part), shard)
+    for record in _to_make(plan_questions(group, part)[:limit], records, shard):
         try:
             speech = speakers[record["engine"]](record["text"], record["voice"], record["speed"])
         except subprocess.SubprocessError as error:
@@ -93,6 +96,23 @@ def make_questions(out: Path, group: str, speakers: dict[str, Speaker], shard: s
         _write(out / "users" / f"{record['id']}.ogg", samples, USER_RATE, "OPUS", _OPUS_LEVEL)
         timed = {} if words is None else {"words": words}
         records.add({**record, "seconds": round(len(samples) / USER_RATE, 3), **timed})
+
+
+def _name(group: str, part: int) -> str:
+    return f"{group}_{part}" if part else group
+
+
+def _made_questions(out: Path) -> Iterator[Record]:
+    """What was made of all parts, in the plans' order. Few clips are in two of them."""
+    seen: set[str] = set()
+    for group in ("kokoro", "programs"):
+        for part in count():
+            made = Records(out, _name(group, part)).done
+            if part and not made:
+                break
+            ids = [plan["id"] for plan in plan_questions(group, part) if plan["id"] in made]
+            yield from (made[id_] for id_ in ids if id_ not in seen)
+            seen.update(ids)
 
 
 def question(speech: Speech) -> np.ndarray:
@@ -126,10 +146,9 @@ def check(out: Path, share: float, shard: str) -> None:
 
     whisper, heard = Whisper(), Records(out, "heard", shard)
     plan = [record | {"file": f"answers/{record['id']}.flac"} for record in Records(out, "answers").done.values()]
-    for group in ("kokoro", "programs"):
-        for record in Records(out, group).done.values():
-            if random.Random(record["id"]).random() < share:
-                plan.append(record | {"file": f"users/{record['id']}.ogg"})
+    for record in _made_questions(out):
+        if random.Random(record["id"]).random() < share:
+            plan.append(record | {"file": f"users/{record['id']}.ogg"})
     for record in _to_make(plan, heard, shard):
         samples, rate = sf.read(out / record["file"], dtype="float32")
         text = whisper.hear(resample(samples, rate, USER_RATE), record["text"])
@@ -148,12 +167,10 @@ def index(out: Path) -> None:
     answers = [line for line in answers if line["kind"] == "answer" or rates.get(line["id"], 0) <= _MOST_ERRORS]
     _write_index(out / "answers.jsonl", answers, rates)
     questions = []
-    for group in ("kokoro", "programs"):
-        made = Records(out, group).done
-        for line in (made[plan["id"]] for plan in plan_questions(group) if plan["id"] in made):
-            if line["intent"] in _HARD_TO_HEAR or rates.get(line["id"], 0) <= _MOST_ERRORS:
-                extra = {"transcript": corpus.transcript(line["text"]), "answer_id": clip_id("a", line["answer"])}
-                questions.append(line | extra)
+    for line in _made_questions(out):
+        if line["intent"] in _HARD_TO_HEAR or rates.get(line["id"], 0) <= _MOST_ERRORS:
+            extra = {"transcript": corpus.transcript(line["text"]), "answer_id": clip_id("a", line["answer"])}
+            questions.append(line | extra)
     _write_index(out / "users.jsonl", questions, rates)
     totals: dict[str, dict[str, int]] = {}
     for line in heard.values():
@@ -182,14 +199,14 @@ def _kokoro(styles: Path | None) -> Speaker:
 
 
 def _run(options: argparse.Namespace) -> None:
-    out, shard, limit = options.out, options.shard, options.limit
+    out, shard, limit, part = options.out, options.shard, options.limit, options.part
     match options.step:
         case "answers":
             make_answers(out, _kokoro(options.styles), shard, limit)
         case "questions":
-            make_questions(out, "kokoro", {"kokoro": _kokoro(options.styles)}, shard, limit)
+            make_questions(out, "kokoro", {"kokoro": _kokoro(options.styles)}, shard, limit, part)
         case "programs":
-            make_questions(out, "programs", PROGRAMS, shard, limit)
+            make_questions(out, "programs", PROGRAMS, shard, limit, part)
         case "check":
             check(out, options.share, shard)
         case "index":
@@ -206,6 +223,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the corpus")
     parser.add_argument("--styles", type=Path, help="folder with Kokoro's style tables, NAME.bin")
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="part I of N, for several processes")
+    parser.add_argument(
+        "--part", type=int, default=0, metavar="P", help="of the questions' plans; 0 holds the dev split"
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="the plan's first N clips only")
     parser.add_argument("--share", type=float, default=0.1, help="share of the questions that are heard")
     parser.add_argument("--text", default="What is the capital of France?", help="what to say")

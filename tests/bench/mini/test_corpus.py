@@ -54,9 +54,13 @@ def test_the_reply_is_a_function_of_the_words(words: str, reply: str | None) -> 
 def test_held_out_compositions_are_nowhere_else() -> None:
     held = {item.composition for item in corpus.items() if item.split == "test"}
     assert held.isdisjoint(item.composition for item in corpus.items() if item.split != "test")
-    lines = {item.question for item in corpus.items() if item.split == "test"}
+    lines = {split: {item.question for item in corpus.items() if item.split == split} for split in ("dev", "test")}
     for group in ("kokoro", "programs"):
-        assert lines.isdisjoint(line["text"] for line in plan_questions(group))
+        assert lines["test"].isdisjoint(line["text"] for line in plan_questions(group))
+        # Further parts are there to learn from: neither do they tell the dev split.
+        further = {line["text"] for line in plan_questions(group, part=1)}
+        assert lines["test"].isdisjoint(further)
+        assert lines["dev"].isdisjoint(further)
 
 
 def test_every_reply_can_be_learnt() -> None:
