@@ -1,4 +1,4 @@
-"""Audio in and out: every header is built here by hand."""
+"""Audio in: every header is built here by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import struct
 import sys
 import threading
-import wave
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +18,10 @@ import soxr
 from waiting import wait_until
 
 from vcpipe.launch import audio_io
-from vcpipe.launch.audio_io import AudioReader, WavWriter
+from vcpipe.launch.audio_io import AudioReader
 from vcpipe.launch.pipe_input import PipeInput
 from vcpipe.launch.wav import RawForm
-from vcpipe.schemas.errors import AudioInputError, ConfigError
-from vcpipe.schemas.pcm import pcm16
+from vcpipe.schemas.errors import AudioInputError
 
 UNKNOWN = 0xFFFFFFFF
 TONE = (0.6 * np.sin(np.arange(1600) / 9)).astype(np.float32)
@@ -347,83 +345,6 @@ def test_an_empty_stream_of_unknown_length(stdin: int) -> None:
     os.close(stdin)
     with AudioReader("-") as reader, pytest.raises(AudioInputError, match="standard input holds no samples"):
         list(reader.chunks())
-
-
-# ------------------------------------------------------------------------------------------------ writing
-def test_pcm16_rounds_half_to_even_and_clips() -> None:
-    samples = np.array([0.5, -0.5, 1.5, -1.5, 0.0, 1 / 32767, 2.5 / 32767], np.float32)
-    assert np.frombuffer(pcm16(samples), "<i2").tolist() == [16384, -16384, 32767, -32767, 0, 1, 2]
-
-
-def frames_of(path: Path) -> int:
-    with wave.open(str(path)) as reader:
-        assert (reader.getframerate(), reader.getnchannels(), reader.getsampwidth()) == (22050, 1, 2)
-        assert path.stat().st_size >= 44 + 2 * reader.getnframes()
-        return reader.getnframes()
-
-
-@pytest.mark.parametrize("interrupt", [None, KeyboardInterrupt, ValueError])
-def test_one_header_with_the_right_sizes(tmp_path: Path, interrupt: type[BaseException] | None) -> None:
-    path = tmp_path / "out.wav"
-    frame = np.linspace(-1, 1, 1764, dtype=np.float32)
-    try:
-        with WavWriter(path) as writer:
-            for _ in range(5):
-                writer.write(frame)
-            if interrupt is not None:
-                raise interrupt
-    except (KeyboardInterrupt, ValueError):
-        pass
-    assert frames_of(path) == 5 * 1764
-    assert path.read_bytes()[44:] == pcm16(frame) * 5
-    with AudioReader(path, sample_rate=22050) as reader:
-        assert reader.warnings == []
-
-
-def test_header_is_valid_while_the_file_grows(tmp_path: Path) -> None:
-    path = tmp_path / "out.wav"
-    with WavWriter(path) as writer:
-        for _ in range(30):
-            writer.write(np.zeros(1764, np.float32))
-        assert frames_of(path) == 2 * 13 * 1764, "13 frames are the first whole number beyond a second"
-    assert frames_of(path) == 30 * 1764
-    writer.close()
-
-
-def test_no_samples_give_an_empty_valid_file(tmp_path: Path) -> None:
-    with WavWriter(tmp_path / "out.wav"):
-        pass
-    assert frames_of(tmp_path / "out.wav") == 0
-
-
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no/out.wav cannot be written: No such file"):
-        WavWriter(tmp_path / "no" / "out.wav")
-    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
-        WavWriter(tmp_path)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_a_full_disk_is_one_clear_line() -> None:
-    with (
-        pytest.raises(ConfigError, match="/dev/full cannot be written: No space left"),
-        WavWriter("/dev/full") as writer,
-    ):
-        for _ in range(20):
-            writer.write(np.zeros(1764, np.float32))
-
-
-def test_a_pipe_gets_samples_at_once_and_an_open_end(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with WavWriter(path, 24000) as writer:
-        writer.write(np.full(100, 0.5, np.float32))
-        received = os.read(reading, 4096)
-    os.close(reading)
-    assert received[:4] + received[40:44] == b"RIFF" + b"\xff" * 4
-    assert struct.unpack("<I", received[24:28]) == (24000,)
-    assert received[44:] == struct.pack("<h", 16384) * 100
 
 
 def test_stop_ends_a_reader_that_waits_for_a_pipe(stdin: int, monkeypatch: pytest.MonkeyPatch) -> None:
