@@ -27,7 +27,8 @@ from vcpipe.bench.mini.wordings import ONES, TENS
 _TAIL, _ONSET = 0.05, 0.06
 
 #: Lines of one intent are asked with a frequency that grows slower than their number, and calculations more often: they are
-#: most of what is asked in an evaluation, and products are the hardest.
+#: most of what is asked in an evaluation, and products are the hardest. Single words have nothing that helps to hear them, and
+#: opposites are learnt late.
 _INTENT_POWER = 0.75
 _EMPHASIS = {
     "arithmetic_plus": 1.2,
@@ -36,7 +37,8 @@ _EMPHASIS = {
     "further_plus": 0.35,
     "further_minus": 0.35,
     "further_times": 0.7,
-}
+    "opposite": 1.5,
+} | dict.fromkeys(("bare_number", "bare_letter", "bare_code_word", "bare_month", "bare_day"), 2.0)
 
 #: Share of the senseless lines among all that are asked.
 _SENSELESS = 0.04

@@ -120,9 +120,11 @@ class Splicer:
     """Speaks lines that nobody spoke, word by word out of training clips whose word times are known.
 
     A line keeps to one voice as far as that voice has its words; the rest comes from other voices. Words that ended their clip
-    are taken for the last word, others for those before it, so that the melody fits where it can.
+    are taken for the last word, others for those before it, so that the melody fits where it can. Some lines are halting: word
+    by word with pauses, each word as if it were the last, like somebody who reads a list.
     """
 
+    _HALTING = 0.2
     _MARGIN = 0.03  # s around a word; its neighbours reach into it, so it is faded
     _FADE = 0.02
 
@@ -144,8 +146,9 @@ class Splicer:
         words = [word for word in text.split() if spoken(word)]
         voice = self._voices[int(self._rng.integers(len(self._voices)))]
         pieces, places, position = [np.zeros(int(0.06 * self._bank.rate), np.float32)], [], 0.06
+        is_halting = self._rng.random() < self._HALTING
         for i, word in enumerate(words):
-            found = self._find(spoken(word), i == len(words) - 1, voice)
+            found = self._find(spoken(word), is_halting or i == len(words) - 1, voice)
             if found is None:
                 return None
             sound = self._cut(*found)
@@ -153,10 +156,17 @@ class Splicer:
             places.append((word, start, start + len(sound) / self._bank.rate - 2 * self._MARGIN))
             pieces.append(sound)
             if i < len(words) - 1:
-                pause = self._rng.uniform(0.15, 0.3) if word[-1] in ",." else self._rng.uniform(0.0, 0.06)
+                pause = self._rng.uniform(*self._pause(word, is_halting))
                 pieces.append(np.zeros(int(pause * self._bank.rate), np.float32))
             position += (len(sound) + (len(pieces[-1]) if i < len(words) - 1 else 0)) / self._bank.rate
         return np.concatenate(pieces), places
+
+    @staticmethod
+    def _pause(word: str, is_halting: bool) -> tuple[float, float]:
+        """From and to how many seconds it may last behind a word as it is written."""
+        if word[-1] in ",.":
+            return 0.15, 0.3
+        return (0.05, 0.3) if is_halting else (0.0, 0.06)
 
     def _find(self, word: str, last: bool, voice: str) -> tuple[Clip, Word] | None:
         for choices in (
