@@ -35,7 +35,7 @@ _LINES_PER_REPLY = 2
 _GENERAL = 250
 
 #: Of a group: its share of the lines above, and how many dev lines it speaks.
-_GROUPS = {"kokoro": (1.0, 260), "programs": (0.92, 160)}
+GROUPS = {"kokoro": (1.0, 260), "programs": (0.92, 160)}
 _SEEDS = {"kokoro": "mini kokoro", "programs": "mini spice"}
 _SHARES = {"flite": 0.42, "festival": 0.24, "espeak": 0.34}
 
@@ -59,7 +59,7 @@ def plan_questions(group: str, part: int = 0) -> list[dict[str, Any]]:
     Parts past the first choose lines and voices anew, and are for training alone.
     """
     rng = random.Random(f"{_SEEDS[group]} {part}" if part else _SEEDS[group])
-    share, dev_lines = _GROUPS[group]
+    share, dev_lines = GROUPS[group]
     every = corpus.items()
     train = _choose([item for item in every if item.split == "train"], rng, share)
     dev = [item for item in every if item.split == "dev"]
@@ -82,6 +82,30 @@ def plan_questions(group: str, part: int = 0) -> list[dict[str, Any]]:
     rng.shuffle(plan)
     named = {clip_id("u", *(line[key] for key in ("engine", "voice", "speed", "text"))): line for line in plan}
     return [{"id": id_, **line} for id_, line in named.items()]
+
+
+def plan_words(group: str) -> list[dict[str, Any]]:
+    """``kokoro`` or ``programs``: words of calculations one by one, by every voice, to be put together for halting lines.
+
+    They are no questions, and have no answer.
+    """
+    voices = {"kokoro": TRAIN_VOICES} if group == "kokoro" else PROGRAM_VOICES
+    words = [*map(corpus.number, (*range(21), *range(30, 100, 10))), "plus", "minus", "times"]
+    speakers = [(engine, voice) for engine, some in voices.items() for voice in some]
+    return [
+        {
+            "id": clip_id("w", engine, voice, word),
+            "text": word,
+            "answer": "",
+            "intent": "word",
+            "engine": engine,
+            "voice": voice,
+            "speed": 1.0,
+            "split": "train",
+        }
+        for word in words
+        for engine, voice in speakers
+    ]
 
 
 def _choose(lines: list[Item], rng: random.Random, share: float) -> list[Item]:

@@ -24,6 +24,10 @@ from vcpipe.schemas.errors import ConfigError
 #: Replies of more seconds are worth an interruption.
 _LONG_REPLY_S = 1.6
 
+#: So far below its loudest 10 ms a question has ended, in dB: two of Kokoro's voices hum for half a second after the last
+#: word, 26 dB and more below.
+_END_DB = -25
+
 
 @dataclass(frozen=True)
 class Question:
@@ -39,7 +43,7 @@ class Question:
     @property
     def end_s(self) -> float:
         """Where the speech in it ends."""
-        return speech_span(self.samples, USER_RATE)[1]
+        return speech_span(self.samples, USER_RATE, _END_DB)[1]
 
 
 def dev_questions(folder: Path, limit: int | None = None, kinds: tuple[str, ...] | None = None) -> list[Question]:
@@ -107,7 +111,7 @@ def _question(item: Item, samples: np.ndarray, kind: str) -> Question:
 # ------------------------------------------------------------------------------------------------ several in one session
 @dataclass(frozen=True)
 class Conversation:
-    """Questions in one session; ``starts`` and ``ends`` of their clips in samples of ``samples`` (n,)."""
+    """Questions in one session, ``samples`` (n,); in samples: ``starts`` of their clips, ``ends`` of the speech in them."""
 
     questions: list[Question]
     samples: np.ndarray
@@ -145,7 +149,7 @@ def _conversation(questions: list[Question], pauses_s: list[float]) -> Conversat
     pieces, starts, ends, position = [], [], [], 0
     for question, pause_s in zip(questions, pauses_s, strict=True):
         starts.append(position)
-        ends.append(position + len(question.samples))
+        ends.append(position + int(question.end_s * USER_RATE))
         pieces += [question.samples, np.zeros(int(pause_s * USER_RATE), np.float32)]
         position += len(pieces[-2]) + len(pieces[-1])
     return Conversation(questions, np.concatenate(pieces[:-1]), starts, ends)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 USER_RATE, ANSWER_RATE = 16000, 22050
 
+#: Silence before and after the speech in a question's clip, in s.
+AROUND_S = 0.06, 0.08
+
 #: A word as it was spoken: (word as written, start in s, end in s), in the clip's time.
 Word = tuple[str, float, float]
 
@@ -98,7 +101,7 @@ def _clip(record: dict[str, Any], offset: int, samples: int) -> Clip:
         id=record["id"],
         text=record["text"],
         transcript=record.get("transcript", ""),
-        words=tuple((str(word), float(start), float(end)) for word, start, end in record.get("words") or ()),
+        words=_words(record),
         voice=record.get("voice", ""),
         engine=record.get("engine", ""),
         split=record.get("split", "train"),
@@ -108,6 +111,16 @@ def _clip(record: dict[str, Any], offset: int, samples: int) -> Clip:
         offset=offset,
         samples=samples,
     )
+
+
+def _words(record: dict[str, Any]) -> tuple[Word, ...]:
+    """As the synthesiser told them. One that tells nothing may have said a single word, and when is known."""
+    if record.get("words"):
+        return tuple((str(word), float(start), float(end)) for word, start, end in record["words"])
+    if len(record["text"].split()) == 1:
+        before, after = AROUND_S
+        return ((record["text"], before, float(record["seconds"]) - after),)
+    return ()
 
 
 # ------------------------------------------------------------------------------------------------ splicing
@@ -124,7 +137,7 @@ class Splicer:
     by word with pauses, each word as if it were the last, like somebody who reads a list.
     """
 
-    _HALTING = 0.2
+    _HALTING = 0.3
     _MARGIN = 0.03  # s around a word; its neighbours reach into it, so it is faded
     _FADE = 0.02
 

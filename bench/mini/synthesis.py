@@ -4,11 +4,13 @@ started again: clips are named by a hash of what is said and how, and one that e
     python -m vcpipe.bench.mini.synthesis answers   --out FOLDER --styles FOLDER [--shard I/N]
     python -m vcpipe.bench.mini.synthesis questions --out FOLDER --styles FOLDER [--shard I/N] [--part P]
     python -m vcpipe.bench.mini.synthesis programs  --out FOLDER [--shard I/N] [--part P]
+    python -m vcpipe.bench.mini.synthesis words     --out FOLDER [--styles FOLDER] [--shard I/N]
     python -m vcpipe.bench.mini.synthesis check     --out FOLDER [--share 0.1]
     python -m vcpipe.bench.mini.synthesis index     --out FOLDER
     python -m vcpipe.bench.mini.synthesis say       --out FILE.wav --styles FOLDER --text "What is a puppy?" [--voice NAME]
 
-``answers`` and ``questions`` need Kokoro's packages, ``programs`` the Debian packages (requirements.txt lists both). ``check``
+``answers`` and ``questions`` need Kokoro's packages, ``programs`` the Debian packages (requirements.txt lists both); ``words``
+speaks single words by the programs, and by Kokoro where its styles are given. ``check``
 lets Whisper hear all replies and a share of the questions; ``index`` writes answers.jsonl and users.jsonl, without the clips
 that it could not understand. Shards are for several processes at once. Parts 1, 2, ... speak more lines for training.
 """
@@ -19,7 +21,7 @@ import argparse
 import json
 import random
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,9 @@ import soundfile as sf
 
 from vcpipe.bench.mini import corpus
 from vcpipe.bench.mini.clips import level, resample, trim
-from vcpipe.bench.mini.plans import clip_id, plan_answers, plan_questions
+from vcpipe.bench.mini.plans import GROUPS, clip_id, plan_answers, plan_questions, plan_words
 from vcpipe.bench.mini.progress import told
-from vcpipe.bench.mini.sound import ANSWER_RATE, USER_RATE, Word
+from vcpipe.bench.mini.sound import ANSWER_RATE, AROUND_S, USER_RATE, Word
 from vcpipe.bench.mini.voices import ASSISTANT, PROGRAMS, Speaker, Speech
 from vcpipe.launch.console import stderr
 from vcpipe.schemas.errors import ConfigError, VcpipeError
@@ -76,51 +78,59 @@ def make_answers(out: Path, kokoro: Speaker, shard: str, limit: int | None) -> N
     """Replies and general sentences in the assistant's voice, FLAC at 22.05 kHz."""
     records = Records(out, "answers", shard)
     for record in _to_make(plan_answers()[:limit], records, shard):
-        samples, words = _cut(kokoro(record["text"], ASSISTANT, 1.0), ANSWER_RATE, before=0.02, after=0.04)
+        samples, words = _cut(kokoro(record["text"], ASSISTANT, 1.0), ANSWER_RATE, 0.02, 0.04)
         _write(out / "answers" / f"{record['id']}.flac", samples, ANSWER_RATE, "PCM_16", 1.0)
         records.add({**record, "seconds": round(len(samples) / ANSWER_RATE, 3), "speed": 1.0, "words": words})
 
 
 def make_questions(
-    out: Path, group: str, speakers: dict[str, Speaker], shard: str, limit: int | None, part: int = 0
+    out: Path, name: str, plan: list[Record], speakers: Mapping[str, Speaker], shard: str, limit: int | None
 ) -> None:
-    """Questions of a ``part`` of the ``group``'s plan, Opus at 16 kHz. What a program can not say is skipped."""
-    records = Records(out, _name(group, part), shard)
-    for record in _to_make(plan_questions(group, part)[:limit], records, shard):
+    """What users say, as planned, Opus at 16 kHz; ``name`` of its records. What a program can not say is skipped."""
+    records = Records(out, name, shard)
+    for record in _to_make(plan[:limit], records, shard):
         try:
             speech = speakers[record["engine"]](record["text"], record["voice"], record["speed"])
         except subprocess.SubprocessError as error:
             stderr.print(f"skipped: {record['text']} ({error})", markup=False)
             continue
-        samples, words = _cut(speech, USER_RATE, before=0.06, after=0.08)
+        samples, words = _cut(speech, USER_RATE, *AROUND_S)
         _write(out / "users" / f"{record['id']}.ogg", samples, USER_RATE, "OPUS", _OPUS_LEVEL)
         timed = {} if words is None else {"words": words}
         records.add({**record, "seconds": round(len(samples) / USER_RATE, 3), **timed})
 
 
 def _name(group: str, part: int) -> str:
+    """Of the records of a part of a group's plan."""
     return f"{group}_{part}" if part else group
 
 
-def _made_questions(out: Path) -> Iterator[Record]:
-    """What was made of all parts, in the plans' order. Few clips are in two of them."""
-    seen: set[str] = set()
-    for group in ("kokoro", "programs"):
+def _plans(out: Path) -> Iterator[tuple[str, list[Record]]]:
+    """Names and plans of all records that are there, or could be the first."""
+    for group in GROUPS:
         for part in count():
-            made = Records(out, _name(group, part)).done
-            if part and not made:
+            if part and not Records(out, _name(group, part)).done:
                 break
-            ids = [plan["id"] for plan in plan_questions(group, part) if plan["id"] in made]
-            yield from (made[id_] for id_ in ids if id_ not in seen)
-            seen.update(ids)
+            yield _name(group, part), plan_questions(group, part)
+        yield f"{group}_words", plan_words(group)
+
+
+def _made_questions(out: Path) -> Iterator[Record]:
+    """What users say of all that was planned and made, in the plans' order. Few clips are in two plans."""
+    seen: set[str] = set()
+    for name, plan in _plans(out):
+        made = Records(out, name).done
+        ids = [record["id"] for record in plan if record["id"] in made]
+        yield from (made[id_] for id_ in ids if id_ not in seen)
+        seen.update(ids)
 
 
 def question(speech: Speech) -> np.ndarray:
     """What was spoken as a question of the corpus has it: (n,) float32 at 16 kHz, trimmed and levelled."""
-    return _cut(speech, USER_RATE, before=0.06, after=0.08)[0]
+    return _cut(speech, USER_RATE, *AROUND_S)[0]
 
 
-def _cut(speech: Speech, rate: int, *, before: float, after: float) -> tuple[np.ndarray, list[Word] | None]:
+def _cut(speech: Speech, rate: int, before: float, after: float) -> tuple[np.ndarray, list[Word] | None]:
     samples, words = trim(resample(speech.samples, speech.rate, rate), rate, speech.words, before, after)
     return level(samples), words
 
@@ -200,13 +210,21 @@ def _kokoro(styles: Path | None) -> Speaker:
 
 def _run(options: argparse.Namespace) -> None:
     out, shard, limit, part = options.out, options.shard, options.limit, options.part
+
+    def speak(group: str, name: str, plan: list[Record]) -> None:
+        speakers = PROGRAMS if group == "programs" else {"kokoro": _kokoro(options.styles)}
+        make_questions(out, name, plan, speakers, shard, limit)
+
     match options.step:
         case "answers":
             make_answers(out, _kokoro(options.styles), shard, limit)
         case "questions":
-            make_questions(out, "kokoro", {"kokoro": _kokoro(options.styles)}, shard, limit, part)
+            speak("kokoro", _name("kokoro", part), plan_questions("kokoro", part))
         case "programs":
-            make_questions(out, "programs", PROGRAMS, shard, limit, part)
+            speak("programs", _name("programs", part), plan_questions("programs", part))
+        case "words":
+            for group in GROUPS if options.styles else ("programs",):
+                speak(group, f"{group}_words", plan_words(group))
         case "check":
             check(out, options.share, shard)
         case "index":
@@ -219,7 +237,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Speak the corpus.")
-    parser.add_argument("step", choices=["answers", "questions", "programs", "check", "index", "say"])
+    parser.add_argument("step", choices=["answers", "questions", "programs", "words", "check", "index", "say"])
     parser.add_argument("--out", type=Path, required=True, help="folder of the corpus")
     parser.add_argument("--styles", type=Path, help="folder with Kokoro's style tables, NAME.bin")
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="part I of N, for several processes")
