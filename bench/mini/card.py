@@ -29,6 +29,7 @@ and it may answer something else. `vcpipe.bench.mini.corpus` lists the whole dom
 * One language, one voice, about 800 replies. It reads no system prompt and calls no functions.
 * It was trained on synthetic voices alone, with simulated rooms, noise and telephone bands. Other accents, children, far
   microphones, music and several speakers at once were never heard.
+* Its voice knows the words of its replies. Of other text that it is given to speak less than half is understood.
 * What it says may be wrong. Do not use it for anything that matters.
 
 ## Training data
@@ -37,7 +38,7 @@ Made by `vcpipe.bench.mini.synthesis`; the texts are the project's own.
 | part | amount | voices |
 |---|---|---|
 | replies and further sentences | 1,054 clips, 30 minutes | Kokoro-82M, `af_heart` |
-| questions | 5,395 clips, 148 minutes | Kokoro-82M (19 voices and blends of them), flite, festival, espeak-ng |
+| questions | 12,775 clips, 347 minutes | Kokoro-82M (19 voices and blends of them), flite, festival, espeak-ng |
 
 ## Licences
 The weights, the texts and the code are under Apache-2.0. Speech synthesised with Kokoro-82M (Apache-2.0), flite and festival

@@ -12,12 +12,14 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import soundfile as sf
 
 from vcpipe.bench.mini.assistant import FRAME_S, Assistant
+from vcpipe.bench.mini.corpus import items
 from vcpipe.bench.mini.progress import told
 from vcpipe.bench.mini.questions import Question, dev_questions, needs_corpus
 from vcpipe.bench.mini.sound import USER_RATE
@@ -26,6 +28,9 @@ from vcpipe.schemas.errors import VcpipeError
 
 #: How many questions of each engine.
 WANTED = {"kokoro": 4, "flite": 3, "espeak": 1, "festival": 2}
+
+#: Of the ten so many at most are of one family of intents, as all calculations are.
+_OF_A_FAMILY = 3
 
 #: Factor of the sound, and samples of silence before it.
 MANNERS = ((1.0, 0), (0.7, 0), (1.3, 0), (1.0, 640))
@@ -52,16 +57,27 @@ def _answers(assistant: Assistant, question: Question, factor: float, lead: int)
 
 
 def choose(asked: Iterable[Question], stand: Callable[[Question], bool], wanted: Mapping[str, int]) -> list[Question]:
-    """The first that ``stand``, so many of each kind, no two with the same reply."""
+    """The first that ``stand``, so many of each kind, no two with the same reply, and of many families of intents."""
     chosen: list[Question] = []
     for question in asked:
         if len(chosen) == sum(wanted.values()):
             break
-        found = Counter(each.kind for each in chosen)
-        full = found[question.kind] >= wanted.get(question.kind, 0)
-        if not full and question.answer not in {each.answer for each in chosen} and stand(question):
+        is_full = sum(each.kind == question.kind for each in chosen) >= wanted.get(question.kind, 0)
+        alike = sum(_family(each) == _family(question) for each in chosen)
+        is_new = question.answer not in {each.answer for each in chosen} and alike < _OF_A_FAMILY
+        if not is_full and is_new and stand(question):
             chosen.append(question)
     return chosen
+
+
+def _family(question: Question) -> str:
+    """The intent of a question of the corpus, up to its first underscore."""
+    return _intents()[question.text].split("_")[0]
+
+
+@cache
+def _intents() -> dict[str, str]:
+    return {item.question: item.intent for item in items()}
 
 
 def write(chosen: list[Question], out: Path) -> None:

@@ -18,15 +18,22 @@ def asked(text: str, answer: str, kind: str) -> Question:
 
 def test_as_many_as_wanted_of_each_kind_are_chosen_and_no_reply_twice() -> None:
     lines = [
-        asked("one", "It is one.", "flite"),
-        asked("uno", "It is one.", "kokoro"),
-        asked("two", "It is two.", "flite"),
-        asked("three", "It is three.", "flite"),
-        asked("four", "It is four.", "kokoro"),
-        asked("five", "It is five.", "kokoro"),
+        asked("One plus zero.", "It is one.", "flite"),
+        asked("Two minus one.", "It is one.", "kokoro"),
+        asked("One plus one.", "It is two.", "flite"),
+        asked("One plus two.", "It is three.", "flite"),
+        asked("Double two.", "It is four.", "kokoro"),
+        asked("Say music.", "Music.", "kokoro"),
     ]
-    chosen = choose(lines, lambda question: question.text != "four", {"flite": 2, "kokoro": 1})
-    assert [question.text for question in chosen] == ["one", "two", "five"]
+    chosen = choose(lines, lambda question: question.text != "Double two.", {"flite": 2, "kokoro": 1})
+    assert [question.text for question in chosen] == ["One plus zero.", "One plus one.", "Say music."]
+
+
+def test_calculations_leave_room_for_others() -> None:
+    lines = [asked(f"One plus {word}.", f"It is {word}.", "flite") for word in ("two", "three", "four", "five")]
+    lines.append(asked("Say music.", "Music.", "flite"))
+    chosen = choose(lines, lambda question: True, {"flite": 10})
+    assert [question.text for question in chosen] == [line.text for line in (*lines[:3], lines[4])]
 
 
 def test_what_was_chosen_before_is_replaced(tmp_path: Path) -> None:
