@@ -41,7 +41,7 @@ _EMPHASIS = {
 } | dict.fromkeys(("bare_number", "bare_letter", "bare_code_word", "bare_month", "bare_day"), 2.0)
 
 #: Share of the senseless lines among all that are asked.
-_SENSELESS = 0.04
+_SENSELESS = 0.08
 
 _NUMBERS = {word: n for n, word in enumerate(ONES)} | {word: 20 + 10 * i for i, word in enumerate(TENS)}
 
@@ -150,9 +150,15 @@ def load_material(corpus: Path, tokens: TextTokens, amounts: Amounts, seed: int)
         return Line(text, intent, reply_of[answer], ids, numbers, told[-1] if told else -1)
 
     train = {item.question: line(item.question, item.answer, item.intent) for item in known if item.split == "train"}
+    sorry = next(item.answer for item in known if item.intent == "unknown")
+    strangers: dict[str, Line] = {}
     dev: list[Line] = []
     answer_of = {item.question: item.answer for item in known}
     for clip in users.clips:
+        if clip.intent == "stranger":
+            strangers.setdefault(clip.text, line(clip.text, sorry, "senseless")).spoken.append(
+                _add(clip, users, sounds)
+            )
         if clip.text not in answer_of:
             continue
         if clip.split == "train" and clip.text in train:
@@ -165,9 +171,8 @@ def load_material(corpus: Path, tokens: TextTokens, amounts: Amounts, seed: int)
     if amounts.lines is not None:
         chosen = rng.permutation(len(lines))[: amounts.lines]
         lines = [lines[i] for i in chosen]
-    sorry = next(item.answer for item in known if item.intent == "unknown")
     texts = _senseless([item for item in known if item.split == "train"], amounts.senseless, rng)
-    lines += [line(text, sorry, "senseless") for text in texts]
+    lines += [*strangers.values(), *(line(text, sorry, "senseless") for text in texts)]
     lines += [line(each.question, each.answer, each.intent) for each in further]
     untold = [item for item in known if item.split == "test"]
     chosen = rng.permutation(len(untold))[: amounts.held]

@@ -10,6 +10,7 @@ from typing import Any
 from vcpipe.bench.mini import corpus
 from vcpipe.bench.mini.corpus import Item
 from vcpipe.bench.mini.sentences import general_sentences
+from vcpipe.bench.mini.strangers import strange_questions
 from vcpipe.bench.mini.voices import DEV_VOICES, PROGRAM_VOICES, TRAIN_VOICES
 
 #: Lines of the intents that have many; all others get some for each reply.
@@ -33,6 +34,7 @@ _LINES = {
 }
 _LINES_PER_REPLY = 2
 _GENERAL = 250
+_STRANGERS = 1500
 
 #: Of a group: its share of the lines above, and how many dev lines it speaks.
 GROUPS = {"kokoro": (1.0, 260), "programs": (0.92, 160)}
@@ -106,6 +108,22 @@ def plan_words(group: str) -> list[dict[str, Any]]:
         for word in words
         for engine, voice in speakers
     ]
+
+
+def plan_strangers() -> list[dict[str, Any]]:
+    """Things outside the domain, said by the programs' voices: the reply is that of the domain's intent "unknown"."""
+    rng = random.Random("mini strangers")
+    answer = next(item.answer for item in corpus.items() if item.intent == "unknown")
+    plan = []
+    for text in strange_questions(_STRANGERS):
+        engine, voice = _speaker("programs", "train", 0, rng)
+        record = {"text": text, "answer": answer, "intent": "stranger", "engine": engine, "voice": voice}
+        plan.append(
+            {"id": clip_id("s", engine, voice, text)}
+            | record
+            | {"speed": round(rng.uniform(0.85, 1.2), 2), "split": "train"}
+        )
+    return plan
 
 
 def _choose(lines: list[Item], rng: random.Random, share: float) -> list[Item]:

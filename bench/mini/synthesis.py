@@ -5,14 +5,16 @@ started again: clips are named by a hash of what is said and how, and one that e
     python -m vcpipe.bench.mini.synthesis questions --out FOLDER --styles FOLDER [--shard I/N] [--part P]
     python -m vcpipe.bench.mini.synthesis programs  --out FOLDER [--shard I/N] [--part P]
     python -m vcpipe.bench.mini.synthesis words     --out FOLDER [--styles FOLDER] [--shard I/N]
+    python -m vcpipe.bench.mini.synthesis strangers --out FOLDER [--shard I/N]
     python -m vcpipe.bench.mini.synthesis check     --out FOLDER [--share 0.1]
     python -m vcpipe.bench.mini.synthesis index     --out FOLDER
     python -m vcpipe.bench.mini.synthesis say       --out FILE.wav --styles FOLDER --text "What is a puppy?" [--voice NAME]
 
 ``answers`` and ``questions`` need Kokoro's packages, ``programs`` the Debian packages (requirements.txt lists both); ``words``
-speaks single words by the programs, and by Kokoro where its styles are given. ``check``
-lets Whisper hear all replies and a share of the questions; ``index`` writes answers.jsonl and users.jsonl, without the clips
-that it could not understand. Shards are for several processes at once. Parts 1, 2, ... speak more lines for training.
+speaks single words by the programs, and by Kokoro where its styles are given; ``strangers`` what is outside the domain, by the
+programs. ``check`` lets Whisper hear all replies and a share of the questions; ``index`` writes answers.jsonl and users.jsonl,
+without the clips that it could not understand. Shards are for several processes at once. Parts 1, 2, ... speak more lines for
+training.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import soundfile as sf
 
 from vcpipe.bench.mini import corpus
 from vcpipe.bench.mini.clips import level, resample, trim
-from vcpipe.bench.mini.plans import GROUPS, clip_id, plan_answers, plan_questions, plan_words
+from vcpipe.bench.mini.plans import GROUPS, clip_id, plan_answers, plan_questions, plan_strangers, plan_words
 from vcpipe.bench.mini.progress import told
 from vcpipe.bench.mini.sound import ANSWER_RATE, AROUND_S, USER_RATE, Word
 from vcpipe.bench.mini.voices import ASSISTANT, PROGRAMS, Speaker, Speech
@@ -113,6 +115,7 @@ def _plans(out: Path) -> Iterator[tuple[str, list[Record]]]:
                 break
             yield _name(group, part), plan_questions(group, part)
         yield f"{group}_words", plan_words(group)
+    yield "strangers", plan_strangers()
 
 
 def _made_questions(out: Path) -> Iterator[Record]:
@@ -225,6 +228,8 @@ def _run(options: argparse.Namespace) -> None:
         case "words":
             for group in GROUPS if options.styles else ("programs",):
                 speak(group, f"{group}_words", plan_words(group))
+        case "strangers":
+            speak("programs", "strangers", plan_strangers())
         case "check":
             check(out, options.share, shard)
         case "index":
@@ -237,7 +242,9 @@ def _run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Speak the corpus.")
-    parser.add_argument("step", choices=["answers", "questions", "programs", "words", "check", "index", "say"])
+    parser.add_argument(
+        "step", choices=["answers", "questions", "programs", "words", "strangers", "check", "index", "say"]
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the corpus")
     parser.add_argument("--styles", type=Path, help="folder with Kokoro's style tables, NAME.bin")
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="part I of N, for several processes")

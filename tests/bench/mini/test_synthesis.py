@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from vcpipe.bench.mini import synthesis
-from vcpipe.bench.mini.plans import plan_questions, plan_words
+from vcpipe.bench.mini.corpus import items, reply_to
+from vcpipe.bench.mini.plans import plan_answers, plan_questions, plan_strangers, plan_words
 from vcpipe.bench.mini.questions import Question
 from vcpipe.bench.mini.sound import Splicer, load_users
 from vcpipe.bench.mini.voices import PROGRAM_VOICES, Speech
@@ -80,3 +81,36 @@ def test_a_question_ends_with_its_last_word() -> None:
     breath = np.full(8000, 0.3 * 10 ** (-30 / 20), np.float32) * np.sin(np.arange(8000) / 3).astype(np.float32)
     question = Question("", "", "", np.concatenate([speech, breath]), "kokoro")
     assert question.end_s == pytest.approx(0.75, abs=0.011)
+
+
+def test_what_strangers_say_is_not_in_the_domain() -> None:
+    plan = plan_strangers()
+    assert len({line["text"] for line in plan}) == len(plan) == 1500
+    assert {reply_to(line["text"]) for line in plan} == {None}
+    assert {line["answer"] for line in plan} == {item.answer for item in items() if item.intent == "unknown"}
+
+
+def test_strangers_are_learnt_with_the_reply_to_what_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from vcpipe.bench.mini.material import Amounts, load_material
+    from vcpipe.bench.mini.tokens import TextTokens
+    from vcpipe.launch.library import EMBEDDED_CHECKPOINT
+
+    sorry = plan_strangers()[0]["answer"]
+    monkeypatch.setattr(synthesis, "plan_answers", lambda: [line for line in plan_answers() if line["text"] == sorry])
+
+    def answer(text: str, voice: str, speed: float) -> Speech:
+        words = [(word, 0.5 + 0.25 * i, 0.75 + 0.25 * i) for i, word in enumerate(text.split())]
+        return hum(text, voice, speed)._replace(words=words)
+
+    synthesis.make_answers(tmp_path, answer, "0/1", None)
+    synthesis.make_questions(tmp_path, "strangers", plan_strangers(), HUMMING, "0/1", 4)
+    synthesis.make_questions(tmp_path, "programs_words", plan_words("programs"), HUMMING, "0/1", 1)
+    synthesis.index(tmp_path)
+    amounts = Amounts(unspoken=0, spoken=0, senseless=0, held=0, further=0)
+    material = load_material(tmp_path, TextTokens(EMBEDDED_CHECKPOINT), amounts, 0)
+    assert [line.text for line in material.lines] == [record["text"] for record in plan_strangers()[:4]]
+    assert {material.replies[line.reply].text for line in material.lines} == {sorry}
+    assert all(len(line.spoken) == 1 for line in material.lines)
