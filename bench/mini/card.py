@@ -38,7 +38,7 @@ Made by `vcpipe.bench.mini.synthesis`; the texts are the project's own.
 | part | amount | voices |
 |---|---|---|
 | replies and further sentences | 1,054 clips, 30 minutes | Kokoro-82M, `af_heart` |
-| questions and single words | 15,794 clips, 416 minutes | Kokoro-82M (19 voices and blends of them), flite, festival, espeak-ng |
+| questions, single words | 15,794 clips, 416 minutes | Kokoro-82M (19 voices and blends of them), flite, festival, espeak-ng |
 
 ## Licences
 The weights, the texts and the code are under Apache-2.0. Speech synthesised with Kokoro-82M (Apache-2.0), flite and festival

@@ -40,7 +40,7 @@ _EMPHASIS = {
     "opposite": 1.5,
 } | dict.fromkeys(("bare_number", "bare_letter", "bare_code_word", "bare_month", "bare_day"), 2.0)
 
-#: Share of the senseless lines among all that are asked.
+#: Share of what is outside the domain, senseless or said by strangers, among all that is asked.
 _SENSELESS = 0.08
 
 _NUMBERS = {word: n for n, word in enumerate(ONES)} | {word: 20 + 10 * i for i, word in enumerate(TENS)}
