@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -111,6 +113,16 @@ def toy_config(pieces: Pieces) -> dict[str, object]:
     return audio
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums in one order: on several threads a short training ends elsewhere."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_a_toy_learns_to_transcribe(pieces: Pieces, answers: Bank) -> None:
     torch.manual_seed(0)
     users = tones([["one"], ["two", "four"], ["four", "one"], ["three"]])
