@@ -22,7 +22,7 @@ from functools import cache
 
 from vcpipe.bench.mini.wordings import Line, bucket, lines, number
 
-__all__ = ["Item", "answers", "items", "number", "reply_to", "transcript"]
+__all__ = ["Item", "answers", "items", "number", "reply_to", "reply_to_others", "transcript"]
 
 _DEV_PERCENT = 6
 
@@ -70,6 +70,11 @@ def reply_to(words: str) -> str | None:
     Where two questions differ in punctuation alone they have one reply, but for the letter A and the article.
     """
     return _replies().get(transcript(words))
+
+
+def reply_to_others() -> str:
+    """The reply to whatever is outside the domain."""
+    return next(item.answer for item in items() if item.intent == "unknown")
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     return text.split()
 
 
@@ -33,12 +33,12 @@ def _replies(text: str) -> list[tuple[str, list[str]]]:
 
 
 # ------------------------------------------------------------------------------------------------ orders
-DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-MONTHS = _words("January February March April May June July August September October November December")
+DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+MONTHS = words("January February March April May June July August September October November December")
 #: Days of each month; February's are told as twenty eight.
 MONTH_DAYS = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-CODE_WORDS = _words("""
+CODE_WORDS = words("""
     alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima mike november oscar papa quebec
     romeo sierra tango uniform victor whiskey xray yankee zulu
 """)
@@ -55,7 +55,7 @@ CAPITALS = _mapping("""
     Chile: Santiago, Argentina: Buenos Aires, Brazil: Brasilia, Australia: Canberra, Mexico: Mexico City,
     South Korea: Seoul, New Zealand: Wellington
 """)
-_PAIRS = _words("""
+_PAIRS = words("""
     hot/cold big/small up/down left/right old/young fast/slow day/night happy/sad open/closed full/empty
     light/dark wet/dry high/low long/short rich/poor early/late hard/soft near/far black/white clean/dirty
     loud/quiet thick/thin weak/strong first/last push/pull inside/outside easy/difficult sweet/sour
@@ -73,11 +73,11 @@ KINDS = _mapping("""
     oak: a tree, salmon: a fish, eagle: a bird, chair: a piece of furniture, shirt: a piece of clothing,
     gold: a metal, ant: an insect, red: a color
 """)
-SAY_WORDS = _words("""
+SAY_WORDS = words("""
     river garden window table mountain paper bottle yellow winter summer music orange doctor island market
     pencil kitchen village thunder silver
 """)
-FIRST_LETTER = _words("""
+FIRST_LETTER = words("""
     garden apple banana cat dog elephant fish house igloo jacket king lemon mouse night orange pencil queen
     river sun table umbrella violin water yellow zebra
 """)

@@ -17,14 +17,14 @@ import numpy as np
 from scipy.signal import resample_poly
 
 from vcpipe.bench.mini import wordings
-from vcpipe.bench.mini.corpus import Item, items, reply_to, transcript
-from vcpipe.bench.mini.sound import Bank, Clip, Splicer, load_answers, load_users
+from vcpipe.bench.mini.corpus import Item, items, reply_to, reply_to_others, transcript
+from vcpipe.bench.mini.sound import AROUND_S, Bank, Clip, Splicer, load_answers, load_users
 from vcpipe.bench.mini.timeline import REPLY_RATE, USER_RATE, Reply
 from vcpipe.bench.mini.tokens import TextTokens
 from vcpipe.bench.mini.wordings import ONES, TENS
 
-#: Silence after the last word of a spliced line, as recorded questions have it, and how late their first word begins, in s.
-_TAIL, _ONSET = 0.05, 0.06
+#: Silence after the last word of a spliced line, as recorded questions have it, in s.
+_TAIL = 0.05
 
 #: Lines of one intent are asked with a frequency that grows slower than their number, and calculations more often: they are
 #: most of what is asked in an evaluation, and products are the hardest. Single words have nothing that helps to hear them, and
@@ -150,7 +150,7 @@ def load_material(corpus: Path, tokens: TextTokens, amounts: Amounts, seed: int)
         return Line(text, intent, reply_of[answer], ids, numbers, told[-1] if told else -1)
 
     train = {item.question: line(item.question, item.answer, item.intent) for item in known if item.split == "train"}
-    sorry = next(item.answer for item in known if item.intent == "unknown")
+    sorry = reply_to_others()
     strangers: dict[str, Line] = {}
     dev: list[Line] = []
     answer_of = {item.question: item.answer for item in known}
@@ -220,7 +220,7 @@ def spoken_numbers(words: Sequence[str]) -> list[int]:
 
 
 def _add(clip: Clip, bank: Bank, sounds: Sounds) -> int:
-    onset = clip.words[0][1] if clip.words else _ONSET
+    onset = clip.words[0][1] if clip.words else AROUND_S[0]
     return sounds.add(bank.sound[clip.offset : clip.offset + clip.samples], onset)
 
 

@@ -69,18 +69,8 @@ def plan_questions(group: str, part: int = 0) -> list[dict[str, Any]]:
     plan = []
     for n, item in enumerate(train if part else train + dev[:dev_lines]):
         split = "train" if n < len(train) else "dev"
-        engine, voice = _speaker(group, split, n, rng)
-        plan.append(
-            {
-                "text": item.question,
-                "answer": item.answer,
-                "intent": item.intent,
-                "engine": engine,
-                "voice": voice,
-                "speed": round(rng.uniform(0.85, 1.2), 2),
-                "split": split,
-            }
-        )
+        speaker, speed = _speaker(group, split, n, rng), _speed(rng)
+        plan.append(_record(item.question, item.answer, item.intent, speaker, speed, split))
     rng.shuffle(plan)
     named = {clip_id("u", *(line[key] for key in ("engine", "voice", "speed", "text"))): line for line in plan}
     return [{"id": id_, **line} for id_, line in named.items()]
@@ -95,35 +85,33 @@ def plan_words(group: str) -> list[dict[str, Any]]:
     words = [*map(corpus.number, (*range(21), *range(30, 100, 10))), "plus", "minus", "times"]
     speakers = [(engine, voice) for engine, some in voices.items() for voice in some]
     return [
-        {
-            "id": clip_id("w", engine, voice, word),
-            "text": word,
-            "answer": "",
-            "intent": "word",
-            "engine": engine,
-            "voice": voice,
-            "speed": 1.0,
-            "split": "train",
-        }
+        {"id": clip_id("w", *speaker, word), **_record(word, "", "word", speaker)}
         for word in words
-        for engine, voice in speakers
+        for speaker in speakers
     ]
 
 
 def plan_strangers() -> list[dict[str, Any]]:
     """Things outside the domain, said by the programs' voices: the reply is that of the domain's intent "unknown"."""
     rng = random.Random("mini strangers")
-    answer = next(item.answer for item in corpus.items() if item.intent == "unknown")
-    plan = []
+    answer, plan = corpus.reply_to_others(), []
     for text in strange_questions(_STRANGERS):
-        engine, voice = _speaker("programs", "train", 0, rng)
-        record = {"text": text, "answer": answer, "intent": "stranger", "engine": engine, "voice": voice}
-        plan.append(
-            {"id": clip_id("s", engine, voice, text)}
-            | record
-            | {"speed": round(rng.uniform(0.85, 1.2), 2), "split": "train"}
-        )
+        speaker, speed = _speaker("programs", "train", 0, rng), _speed(rng)
+        plan.append({"id": clip_id("s", *speaker, text), **_record(text, answer, "stranger", speaker, speed)})
     return plan
+
+
+def _record(
+    text: str, answer: str, intent: str, speaker: tuple[str, str], speed: float = 1.0, split: str = "train"
+) -> dict[str, Any]:
+    """What users say, but for its id. ``speaker``: engine and voice."""
+    engine, voice = speaker
+    said = {"text": text, "answer": answer, "intent": intent}
+    return said | {"engine": engine, "voice": voice, "speed": speed, "split": split}
+
+
+def _speed(rng: random.Random) -> float:
+    return round(rng.uniform(0.85, 1.2), 2)
 
 
 def _choose(lines: list[Item], rng: random.Random, share: float) -> list[Item]:

@@ -31,7 +31,10 @@ _END_DB = -25
 
 @dataclass(frozen=True)
 class Question:
-    """``samples`` (n,) float32 at 16 kHz say ``transcript``; ``kind`` says who made them, ``voice`` in which voice."""
+    """``samples`` (n,) float32 at 16 kHz say ``transcript``; ``kind`` says who made them, ``voice`` in which voice.
+
+    ``intent``: of a recorded clip, as the corpus names it.
+    """
 
     text: str
     transcript: str
@@ -39,6 +42,7 @@ class Question:
     samples: np.ndarray
     kind: str
     voice: str = ""
+    intent: str = ""
 
     @property
     def end_s(self) -> float:
@@ -56,7 +60,8 @@ def dev_questions(folder: Path, limit: int | None = None, kinds: tuple[str, ...]
 
 def _recorded(folder: Path, line: dict[str, Any]) -> Question:
     samples, _ = sf.read(folder / "users" / f"{line['id']}.ogg", dtype="float32")
-    return Question(line["text"], line["transcript"], line["answer"], samples, line["engine"], line["voice"])
+    said = line["text"], line["transcript"], line["answer"]
+    return Question(*said, samples, line["engine"], line["voice"], line["intent"])
 
 
 def held_out_questions(

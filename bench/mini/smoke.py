@@ -12,14 +12,12 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import soundfile as sf
 
 from vcpipe.bench.mini.assistant import FRAME_S, Assistant
-from vcpipe.bench.mini.corpus import items
 from vcpipe.bench.mini.progress import told
 from vcpipe.bench.mini.questions import Question, dev_questions, needs_corpus
 from vcpipe.bench.mini.sound import USER_RATE
@@ -71,13 +69,8 @@ def choose(asked: Iterable[Question], stand: Callable[[Question], bool], wanted:
 
 
 def _family(question: Question) -> str:
-    """The intent of a question of the corpus, up to its first underscore."""
-    return _intents()[question.text].split("_")[0]
-
-
-@cache
-def _intents() -> dict[str, str]:
-    return {item.question: item.intent for item in items()}
+    """The intent up to its first underscore."""
+    return question.intent.split("_")[0]
 
 
 def write(chosen: list[Question], out: Path) -> None:

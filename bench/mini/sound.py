@@ -158,7 +158,8 @@ class Splicer:
         """``text`` -> ((samples,) float32, its words with their times), or None where a word was never spoken."""
         words = [word for word in text.split() if spoken(word)]
         voice = self._voices[int(self._rng.integers(len(self._voices)))]
-        pieces, places, position = [np.zeros(int(0.06 * self._bank.rate), np.float32)], [], 0.06
+        position = AROUND_S[0]
+        pieces, places = [np.zeros(int(position * self._bank.rate), np.float32)], []
         is_halting = self._rng.random() < self._HALTING
         for i, word in enumerate(words):
             found = self._find(spoken(word), is_halting or i == len(words) - 1, voice)

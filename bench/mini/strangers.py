@@ -4,32 +4,43 @@ from __future__ import annotations
 
 import random
 
+from vcpipe.bench.mini.domain import words
 
-def _words(text: str, between: str | None = None) -> list[str]:
-    return [word.strip() for word in text.split(between)]
-
-
-_THINGS = _words("""
+_THINGS = words("""
     train bus plane ticket hotel taxi pizza coffee tea sandwich soup salad phone computer camera movie song newspaper letter
     package key wallet umbrella suitcase passport medicine bicycle engine ladder carpet sofa lamp mirror pillow towel
     museum theater stadium airport station bridge castle tower church library school hospital bank supermarket pharmacy
 """)
-_PEOPLE = _words("""
+_PEOPLE = words("""
     mother father brother sister uncle aunt neighbor manager waiter lawyer driver singer painter president queen
     captain dentist plumber cousin grandmother
 """)
-_NAMES = _words("Thomas Sarah Peter Linda Robert Emma Michael Julia David Laura Martin Sophie")
-_PLACES = _words("Chicago Boston Texas Hollywood Manchester Sydney Geneva Milan Hamburg Barcelona Toronto Singapore")
-_TIMES = _words("tonight|this afternoon|next weekend|last summer|at midnight|after lunch", "|")
-_QUALITIES = _words("expensive cheap broken heavy comfortable dangerous famous modern useful strange delicious popular")
-_ACTS = _words(
-    """
-    repair the engine|order a taxi|book a table|turn on the lights|send a message|play the guitar|cook spaghetti|
-    learn French|write an email|climb a mountain|clean the carpet|paint the wall|fix my computer|bake a birthday cake|
-    call the police|find my passport|wash the dishes|park the van|translate this sentence|set an alarm
-    """,
-    "|",
-)
+_NAMES = words("Thomas Sarah Peter Linda Robert Emma Michael Julia David Laura Martin Sophie")
+_PLACES = words("Chicago Boston Texas Hollywood Manchester Sydney Geneva Milan Hamburg Barcelona Toronto Singapore")
+_TIMES = ["tonight", "this afternoon", "next weekend", "last summer", "at midnight", "after lunch"]
+_QUALITIES = words("expensive cheap broken heavy comfortable dangerous famous modern useful strange delicious popular")
+_ACTS = [
+    "repair the engine",
+    "order a taxi",
+    "book a table",
+    "turn on the lights",
+    "send a message",
+    "play the guitar",
+    "cook spaghetti",
+    "learn French",
+    "write an email",
+    "climb a mountain",
+    "clean the carpet",
+    "paint the wall",
+    "fix my computer",
+    "bake a birthday cake",
+    "call the police",
+    "find my passport",
+    "wash the dishes",
+    "park the van",
+    "translate this sentence",
+    "set an alarm",
+]
 
 
 def strange_questions(count: int, seed: int = 11) -> list[str]:
@@ -42,8 +53,8 @@ def strange_questions(count: int, seed: int = 11) -> list[str]:
 
 
 def _question(rng: random.Random) -> str:
-    def a(words: list[str]) -> str:
-        return rng.choice(words)
+    def a(choices: list[str]) -> str:
+        return rng.choice(choices)
 
     thing, other, person, name, place = a(_THINGS), a(_THINGS), a(_PEOPLE), a(_NAMES), a(_PLACES)
     time, quality, act = a(_TIMES), a(_QUALITIES), a(_ACTS)

@@ -107,25 +107,26 @@ def _name(group: str, part: int) -> str:
     return f"{group}_{part}" if part else group
 
 
-def _plans(out: Path) -> Iterator[tuple[str, list[Record]]]:
-    """Names and plans of all records that are there, or could be the first."""
+def _made_plans(out: Path) -> Iterator[tuple[dict[str, Record], list[Record]]]:
+    """Of each plan that may have been spoken: what was made, by its ids, and the plan."""
     for group in GROUPS:
         for part in count():
-            if part and not Records(out, _name(group, part)).done:
+            made = Records(out, _name(group, part)).done
+            if part and not made:
                 break
-            yield _name(group, part), plan_questions(group, part)
-        yield f"{group}_words", plan_words(group)
-    yield "strangers", plan_strangers()
+            yield made, plan_questions(group, part)
+        yield Records(out, f"{group}_words").done, plan_words(group)
+    yield Records(out, "strangers").done, plan_strangers()
 
 
-def _made_questions(out: Path) -> Iterator[Record]:
+def _made_questions(out: Path) -> list[Record]:
     """What users say of all that was planned and made, in the plans' order. Few clips are in two plans."""
-    seen: set[str] = set()
-    for name, plan in _plans(out):
-        made = Records(out, name).done
-        ids = [record["id"] for record in plan if record["id"] in made]
-        yield from (made[id_] for id_ in ids if id_ not in seen)
-        seen.update(ids)
+    found: dict[str, Record] = {}
+    for made, plan in _made_plans(out):
+        for record in plan:
+            if record["id"] in made:
+                found.setdefault(record["id"], made[record["id"]])
+    return list(found.values())
 
 
 def question(speech: Speech) -> np.ndarray:

@@ -12,8 +12,8 @@ from vcpipe.bench.mini.questions import Question
 from vcpipe.bench.mini.smoke import choose, write
 
 
-def asked(text: str, answer: str, kind: str) -> Question:
-    return Question(text, text, answer, np.full(100, 0.5, np.float32), kind, "someone")
+def asked(text: str, answer: str, kind: str, intent: str = "arithmetic_plus") -> Question:
+    return Question(text, text, answer, np.full(100, 0.5, np.float32), kind, "someone", intent)
 
 
 def test_as_many_as_wanted_of_each_kind_are_chosen_and_no_reply_twice() -> None:
@@ -23,7 +23,7 @@ def test_as_many_as_wanted_of_each_kind_are_chosen_and_no_reply_twice() -> None:
         asked("One plus one.", "It is two.", "flite"),
         asked("One plus two.", "It is three.", "flite"),
         asked("Double two.", "It is four.", "kokoro"),
-        asked("Say music.", "Music.", "kokoro"),
+        asked("Say music.", "Music.", "kokoro", "say"),
     ]
     chosen = choose(lines, lambda question: question.text != "Double two.", {"flite": 2, "kokoro": 1})
     assert [question.text for question in chosen] == ["One plus zero.", "One plus one.", "Say music."]
@@ -31,7 +31,7 @@ def test_as_many_as_wanted_of_each_kind_are_chosen_and_no_reply_twice() -> None:
 
 def test_calculations_leave_room_for_others() -> None:
     lines = [asked(f"One plus {word}.", f"It is {word}.", "flite") for word in ("two", "three", "four", "five")]
-    lines.append(asked("Say music.", "Music.", "flite"))
+    lines.append(asked("Say music.", "Music.", "flite", "say"))
     chosen = choose(lines, lambda question: True, {"flite": 10})
     assert [question.text for question in chosen] == [line.text for line in (*lines[:3], lines[4])]
 
