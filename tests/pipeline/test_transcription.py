@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from live_audio import FIRST, FRAME, RATE, samples
 from waiting import PATIENCE_S, assert_quick
 
 from vcpipe.pipeline.pipeline import Pipeline
@@ -21,16 +22,8 @@ from vcpipe.schemas.errors import ActorDiedError, ConfigError, PipelineClosedErr
 from vcpipe.schemas.events import Event
 from vcpipe.schemas.streaming import StreamingSession
 
-FRAME = 1280
-FIRST = 256
-RATE = 16000
 #: Texts of the fakes for so many messages of samples.
 SAID = {4: "w0 w2 end", 5: "w0 w2 w4 end"}
-
-
-def samples(messages: int) -> np.ndarray:
-    """As many as fill so many messages to the actor."""
-    return np.zeros(FIRST + (messages - 1) * FRAME, np.float32)
 
 
 def drain(session: LiveTranscription) -> str:

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from live_audio import FIRST, FRAME, RATE, samples
 from waiting import PATIENCE_S
 
 from vcpipe.pipeline.clock import make_clock
@@ -20,15 +21,6 @@ from vcpipe.schemas.events import Event
 from vcpipe.schemas.geometry import FrameGeometry
 from vcpipe.schemas.reports import StageTiming, Transcribed, Transcript
 from vcpipe.schemas.streaming import TranscriptDelta
-
-FRAME = 1280
-FIRST = 256
-RATE = 16000
-
-
-def samples(messages: int) -> np.ndarray:
-    """As many as fill so many messages to the actor."""
-    return np.zeros(FIRST + (messages - 1) * FRAME, np.float32)
 
 
 class Alone:
